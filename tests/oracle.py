@@ -1,10 +1,10 @@
 """What every pooling operator computes, in plain loops: the expectation of all tests.
 
 Nothing here is shared with the code under test and nothing is clever. Inputs are numpy arrays of the operator's own
-element type (bfloat16 as ``ml_dtypes.bfloat16``). Max and quantised results come back in that type. Sums and norms come
-back as float64 arrays that hold the *exact* value rounded once to float64, whatever the element type: averages are summed
-as fractions, norms in decimals of 40 digits and unlimited exponents. The caller rounds them once more, to the type
-under test. Whatever an operator does not allow raises ValueError.
+element type (bfloat16 as ``ml_dtypes.bfloat16``). Maxima and quantised results come back in that type. Averages and
+norms come back as float64 arrays that hold the *exact* value rounded once to float64, whatever the element type:
+averages are summed as fractions, norms in decimals of 40 digits and unlimited exponents. The caller rounds them once
+more, to the type under test. Whatever an operator does not allow raises ValueError.
 
 ``FORWARD`` and ``GRADIENT`` list the functions by the operator's ONNX name.
 """
@@ -40,9 +40,7 @@ def axis_windows(n, kernel, dilation, stride, begin, end, auto_pad, ceil_mode):
     else:
         span = n + begin + end - effective_kernel
         if span <= -stride or (span < 0 and not ceil_mode):
-            raise ValueError(
-                f"the window does not fit: input {n}, pads {begin} and {end}, effective {effective_kernel}"
-            )
+            raise ValueError(f"the window does not fit: {n} with pads {begin}, {end} and kernel {effective_kernel}")
         if ceil_mode:
             outputs = math.ceil(Fraction(span, stride)) + 1
             if (outputs - 1) * stride >= n + begin:

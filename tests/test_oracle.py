@@ -10,9 +10,7 @@ import oracle
 import pytest
 from official_cases import official_cases
 
-FOUR_DIGITS = {
-    "test_averagepool_2d_ceil_last_window_starts_on_pad"
-}  # its expected output was typed in with four digits
+FOUR_DIGITS = {"test_averagepool_2d_ceil_last_window_starts_on_pad"}  # as many as its expected output has
 
 
 def run_model(model: onnx.ModelProto, inputs: list[np.ndarray]) -> list[np.ndarray]:
