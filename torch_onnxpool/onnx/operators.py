@@ -1,0 +1,35 @@
+"""Which ONNX operator each operator of `torch.ops.torch_onnxpool` is.
+
+This table is all that the exporters need to register themselves, so it imports nothing: neither torch nor onnx.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+ONNX = ""
+MICROSOFT = "com.microsoft"
+MICROSOFT_VERSION = 1
+
+
+class Operator(NamedTuple):
+    """An ONNX operator and the number of its outputs that one of ours computes."""
+
+    op_type: str
+    domain: str = ONNX
+    outputs: int = 1
+
+
+OPERATORS = {
+    "average_pool": Operator("AveragePool"),
+    "lp_pool": Operator("LpPool"),
+    "max_pool": Operator("MaxPool"),
+    "max_pool_with_indices": Operator("MaxPool", outputs=2),
+    "global_average_pool": Operator("GlobalAveragePool"),
+    "global_lp_pool": Operator("GlobalLpPool"),
+    "global_max_pool": Operator("GlobalMaxPool"),
+    "qlinear_global_average_pool": Operator("QLinearGlobalAveragePool", MICROSOFT),
+}
+
+# The layer of an ONNX operator bears the operator's name.
+LAYERS = frozenset((operator.domain, operator.op_type) for operator in OPERATORS.values())

@@ -1,0 +1,58 @@
+"""Our operators in the TorchScript exporter, `torch.onnx.export(..., dynamo=False)`.
+
+This module is loaded together with torch.onnx and, like it, does not load onnx; the first export does.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import torch
+
+from .operators import OPERATORS
+
+# The exporter takes the newest registration not above the requested opset from 9 on, and the one for opset 9 below.
+_REGISTERED_AT = (1, 9)
+
+# How torch.onnx calls the types of an operator's arguments and those of a node's attributes.
+_DESCRIPTORS = {"Tensor": "v", "int": "i", "float": "f", "str": "s", "List[int]": "is", "Optional[List[int]]": "is"}
+_SUFFIXES = {int: "i", float: "f", str: "s", list: "i"}
+
+
+def register() -> None:
+    """Register every operator with the exporter."""
+    for operator in OPERATORS:
+        symbolic = _symbolic(operator)
+        for opset in _REGISTERED_AT:
+            torch.onnx.register_custom_op_symbolic(f"torch_onnxpool::{operator}", symbolic, opset)
+
+
+def _symbolic(operator: str) -> Callable:
+    parameters = getattr(torch.ops.torch_onnxpool, operator).default._schema.arguments
+
+    def symbolic(graph, *values):
+        from . import nodes, schemas
+
+        # Keyword-only arguments arrive by position, in the order of the operator's schema.
+        arguments = {parameter.name: value for parameter, value in zip(parameters, values, strict=True)}
+        originals = list(graph.original_node.outputs())
+        # Below opset 8 MaxPool has no Indices; that only matters if something reads them.
+        composed = "max_pool" if graph.opset < 8 and len(originals) == 2 and not originals[1].uses() else operator
+        element_type = schemas.type_name(arguments["X"].type().dtype())
+        node = nodes.compose(composed, arguments, graph.opset, element_type)
+        name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+        inputs = [arguments[name] for name in node.inputs]
+        attributes = {f"{name}_{_SUFFIXES[type(value)]}": value for name, value in node.attributes.items()}
+        results = graph.op(name, *inputs, outputs=len(node.outputs), **attributes)
+        results = results if isinstance(results, tuple) else (results,)
+        if not node.schema.has_type_and_shape_inference_function:
+            for result, original in zip(results, originals):
+                result.setType(original.type())
+        return (*results, *[None] * (len(originals) - len(results))) if len(originals) > 1 else results[0]
+
+    symbolic.__name__ = operator
+    # parse_args turns graph values into Python values, and names them in its messages by this signature.
+    names = ["graph", *(parameter.name for parameter in parameters)]
+    symbolic.__signature__ = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in names])
+    return torch.onnx.symbolic_helper.parse_args(*(_DESCRIPTORS[str(p.type)] for p in parameters))(symbolic)
