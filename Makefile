@@ -11,7 +11,7 @@ installed := $(VENV)/.installed
 sources := setup.py pyproject.toml $(shell find csrc -type f)
 cpp := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test lint format audit clean
+.PHONY: demo test lint format docs audit clean
 
 demo: $(installed)
 	$(bin)/python examples/train_and_export.py
@@ -31,6 +31,9 @@ format: $(requirements)
 	$(bin)/clang-format -i $(cpp)
 
 # The stable build must run on every torch since 2.10 and on every Python since 3.10.
+docs: $(installed)
+	$(bin)/python docs/readme_tables.py
+
 audit: $(installed)
 	$(bin)/python tools/audit.py
 
