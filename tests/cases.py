@@ -4,6 +4,7 @@ A case is an operator by its ONNX name, an input shape and attributes under thei
 ``random_case`` draws valid and invalid configurations of every operator, element type and rank. No torch in here.
 """
 
+# ruff: noqa: C408 (dict(kernel_shape=...) keeps the table's rows on one line)
 from __future__ import annotations
 
 import math
@@ -36,7 +37,7 @@ def numpy_type(name: str) -> np.dtype:
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """``data`` names the kind of values (see ``fill``); ``scalars`` are a quantised operator's scales and zero points:
     x_scale, x_zero_point, y_scale, y_zero_point."""

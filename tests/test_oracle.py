@@ -51,7 +51,8 @@ def row(*values, dtype=np.float32):
 
 
 @pytest.mark.parametrize(
-    "p, expected", [(1, 7.0), (2, 5.0), (3, 91 ** (1 / 3)), (1.5, (3**1.5 + 4**1.5) ** (1 / 1.5)), (64, 4.000000000629)]
+    ("p", "expected"),
+    [(1, 7.0), (2, 5.0), (3, 91 ** (1 / 3)), (1.5, (3**1.5 + 4**1.5) ** (1 / 1.5)), (64, 4.000000000629)],
 )
 def test_norm_of_three_and_minus_four(p, expected):
     assert oracle.global_lp_pool(row(3, -4), p=p).item() == pytest.approx(expected, rel=1e-12)
@@ -96,7 +97,7 @@ def test_indices_in_both_storage_orders():
 
 
 @pytest.mark.parametrize(
-    "n, attributes, expected",
+    ("n", "attributes", "expected"),
     [
         (5, {"kernel_shape": [2], "strides": [2]}, 2),
         (5, {"kernel_shape": [2], "strides": [2], "ceil_mode": 1}, 3),
@@ -115,7 +116,7 @@ def test_output_size(n, attributes, expected):
     assert oracle.output_shape((1, 1, n), oracle.pool_windows((1, 1, n), **attributes)) == (1, 1, expected)
 
 
-@pytest.mark.parametrize("ceil_mode, kernel", [(0, 8), (1, 10)])
+@pytest.mark.parametrize(("ceil_mode", "kernel"), [(0, 8), (1, 10)])
 def test_a_window_that_does_not_fit(ceil_mode, kernel):
     with pytest.raises(ValueError, match="does not fit"):
         oracle.pool_windows((1, 1, 7), [kernel], strides=[3], ceil_mode=ceil_mode)
@@ -148,7 +149,7 @@ def byte(value, dtype=np.uint8):
 
 
 @pytest.mark.parametrize(
-    "values, y_scale, zero_points, expected",
+    ("values", "y_scale", "zero_points", "expected"),
     [
         ([1, 2], 1, (0, 0), 2),  # 1.5 goes to the even 2
         ([2, 3], 1, (0, 0), 2),  # 2.5 goes to the even 2

@@ -1,0 +1,238 @@
+"""Gradients: gradcheck where the function is smooth, the oracle's choice at kinks, and the oracle in every element type."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from cases import CASES, FLOATS, GLOBAL, LAYOUTS, WINDOWED, Case, cases, fill
+from tensors import arrange, call, largest_window, to_array, to_tensor
+from torch.autograd import gradcheck
+
+import torch_onnxpool
+
+DIFFERENTIABLE = cases(differentiable=True)
+
+# Smooth where the data are distinct and away from zero. A p-norm with large p is smooth, but finite differences of the
+# 64th power are not accurate enough; wide data are out of reach of any step size.
+SMOOTH = [c for c in DIFFERENTIABLE if c.data == "distinct" and c.attributes.get("p", 2) <= 4]
+
+
+@pytest.mark.parametrize("case", SMOOTH, ids=str)
+def test_gradcheck(case, device):
+    x = to_tensor(case.inputs("float64")[0], device).requires_grad_()
+    assert gradcheck(lambda x: call(case, [x]), (x,), fast_mode=x.numel() > 200)
+
+
+@pytest.mark.parametrize("case", [c for c in SMOOTH if c.operator == "MaxPool"], ids=str)
+def test_gradcheck_with_indices(case, device):
+    """Indices have no gradient and do not stand in the way of Y's."""
+    x = to_tensor(case.inputs("float64")[0], device).requires_grad_()
+    y, indices = call(case, [x], return_indices=True)
+    assert y.requires_grad or x.numel() == 0
+    assert not indices.requires_grad
+    assert gradcheck(lambda x: call(case, [x], return_indices=True)[0], (x,), fast_mode=x.numel() > 200)
+
+
+def gradient(case: Case, x: torch.Tensor, grad: torch.Tensor, **more) -> torch.Tensor:
+    x = x.detach().requires_grad_()
+    y = call(case, [x], **more)
+    (y[0] if isinstance(y, tuple) else y).backward(grad)
+    return x.grad
+
+
+def grad_output(case: Case, dtype: str, device: str) -> torch.Tensor:
+    x = case.inputs(dtype)[0]
+    outputs = oracle.FORWARD[case.operator](x, **case.attributes)
+    shape = (outputs[0] if case.operator == "MaxPool" else outputs).shape
+    return to_tensor(fill("distinct", shape, dtype, np.random.default_rng(0)), device)
+
+
+def assert_gradient(case: Case, dtype: str, x: torch.Tensor, grad: torch.Tensor, actual: torch.Tensor) -> None:
+    """Within the rounding of the result, of the sum over the windows, and of the Y that a norm's slope looks at."""
+    assert actual.shape == x.shape
+    assert actual.dtype == x.dtype
+    g, data = (to_array(t).astype(np.float64) for t in (grad, x))
+    formula = oracle.GRADIENT[case.operator]
+    exact = formula(g, data, **case.attributes)
+    magnitude = formula(np.abs(g), np.abs(data) if "Lp" in case.operator else data, **case.attributes)
+    unit = torch.finfo(x.dtype).eps
+    p = case.attributes.get("p", 2) if "Lp" in case.operator else 1
+    bound = (2 + 2 * p) * unit * np.abs(exact) + 4 * largest_window(case) * unit * 2.0**-10 * magnitude
+    if "Lp" in case.operator or dtype == "float64":
+        bound += (2 * p + 2 * largest_window(case)) * unit * magnitude
+    bound += float(torch.finfo(x.dtype).smallest_normal) * torch.finfo(x.dtype).eps
+    error = np.abs(to_array(actual).astype(np.float64) - exact)
+    worst = np.argmax(error - bound) if error.size else 0
+    assert (error <= bound).all(), f"{to_array(actual).flat[worst]} instead of {exact.flat[worst]}"
+
+
+CASES_AND_TYPES = [pytest.param(c, dtype, id=f"{c}-{dtype}") for c in DIFFERENTIABLE for dtype in FLOATS]
+
+
+@pytest.mark.parametrize(("case", "dtype"), CASES_AND_TYPES)
+def test_gradients_of_every_type(case, dtype, device):
+    """The whole table against the oracle: ties, zeros and wide data included."""
+    x, grad = to_tensor(case.inputs(dtype)[0], device), grad_output(case, dtype, device)
+    y = call(case, [x])
+    if not bool(y.isfinite().all()):
+        pytest.skip("the norm overflows the type, and with it its slope")
+    assert_gradient(case, dtype, x, grad, gradient(case, x, grad))
+
+
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
+def test_layouts_of_input_and_gradient(case, device):
+    """The gradient has its input's layout, whatever the layouts of input and output gradient are."""
+    x, grad = to_tensor(case.inputs("float32")[0], device), grad_output(case, "float32", device)
+    plain = gradient(case, x, grad)
+    for x_layout in LAYOUTS:
+        for grad_layout in LAYOUTS:
+            arranged = arrange(x, x_layout)
+            result = gradient(case, arranged, arrange(grad, grad_layout))
+            torch.testing.assert_close(result, plain, rtol=1e-6, atol=1e-7)
+            if x_layout == "channels_last" and not arranged.is_contiguous():
+                assert result.movedim(1, -1).is_contiguous()
+
+
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
+def test_gradients_are_deterministic(case, device):
+    x, grad = to_tensor(case.inputs("float32")[0], device), grad_output(case, "float32", device)
+    first = gradient(case, x, grad)
+    assert all(torch.equal(gradient(case, x, grad), first) for _ in range(3))
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.operator == "MaxPool"], ids=str)
+def test_gradients_are_the_same_with_indices(case, device):
+    x, grad = to_tensor(case.inputs("float32")[0], device), grad_output(case, "float32", device)
+    assert torch.equal(gradient(case, x, grad, return_indices=True), gradient(case, x, grad))
+
+
+@pytest.mark.parametrize("operator", WINDOWED + GLOBAL)
+def test_an_expanded_gradient(operator, device):
+    """The gradient of sum() is one number with strides 0."""
+    case = Case(operator, (2, 3, 5, 6), {"kernel_shape": [2, 3]} if operator in WINDOWED else {})
+    x = to_tensor(case.inputs("float64")[0], device).requires_grad_()
+    y = call(case, [x])
+    y.sum().backward()
+    assert_gradient(case, "float64", x, torch.ones_like(y), x.grad)
+
+
+# --- kinks -----------------------------------------------------------------------------------------------------------
+
+
+def test_ties_send_the_whole_gradient_to_the_first(device):
+    x = torch.zeros(1, 1, 2, 3, dtype=torch.float64, device=device)
+    grad = torch.tensor([[[[1.0, 10.0]]]], dtype=torch.float64, device=device)
+    for options in ({}, {"storage_order": 1}):
+        case = Case("MaxPool", (1, 1, 2, 3), {"kernel_shape": [2, 2], **options})
+        assert gradient(case, x, grad).tolist() == [[[[1, 10, 0], [0, 0, 0]]]]
+
+
+def test_an_empty_window_sends_its_gradient_nowhere(device):
+    x = torch.ones(1, 1, 2, device=device)
+    for operator in WINDOWED:
+        case = Case(operator, (1, 1, 2), {"kernel_shape": [1], "pads": [2, 2]})
+        grad = torch.tensor([[[math.nan, 3.0, 1.0, 2.0, math.inf, 5.0]]], device=device)
+        assert gradient(case, x, grad).tolist() == [[[1, 2]]]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("p", [1, 1.5, 2, 3, 64])
+def test_a_norm_of_zeros_has_no_slope(p, dtype, device):
+    x = torch.zeros(1, 2, 4, dtype=getattr(torch, dtype), device=device)
+    for case in (Case("LpPool", (1, 2, 4), {"kernel_shape": [2], "p": p}), Case("GlobalLpPool", (1, 2, 4), {"p": p})):
+        assert torch.equal(gradient(case, x, torch.ones_like(call(case, [x]))), x)
+
+
+@pytest.mark.parametrize("p", [1, 1.5, 2, 3])
+def test_a_zero_among_others_has_no_slope(p, device):
+    x = torch.tensor([[[0.0, -0.0, 3.0, -4.0]]], dtype=torch.float64, device=device)
+    result = gradient(Case("GlobalLpPool", (1, 1, 4), {"p": p}), x, x.new_ones(1, 1, 1))
+    assert result[0, 0, :2].tolist() == [0, 0]
+    assert result[0, 0, 2] > 0 > result[0, 0, 3]
+
+
+@pytest.mark.parametrize(("dtype", "values"), [("float32", [3e30, -4e30]), ("float32", [3e-40, -4e-40]),
+                                               ("float64", [3e200, -4e200]), ("float64", [3e-310, -4e-310]),
+                                               ("bfloat16", [3e30, -4e30]), ("float16", [3e-5, -4e-5])])  # fmt: skip
+def test_slopes_at_the_limits_of_the_type(dtype, values, device):
+    """The slope depends on ratios alone: squares that would overflow or vanish do not matter."""
+    x = torch.tensor([[values]], dtype=torch.float64).to(device, getattr(torch, dtype))
+    result = gradient(Case("GlobalLpPool", (1, 1, 2), {"p": 2}), x, x.new_ones(1, 1, 1))
+    tolerance = 0.03 if dtype in ("float16", "bfloat16") else 1e-5
+    assert result.flatten().tolist() == pytest.approx([0.6, -0.8], rel=tolerance)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nan_in_a_maximum_receives_its_gradient(dtype, device):
+    x = torch.tensor([[[1.0, math.nan, 3.0, 4.0]]], dtype=getattr(torch, dtype), device=device)
+    result = gradient(Case("MaxPool", (1, 1, 4), {"kernel_shape": [2]}), x, x.new_tensor([[[1, 2, 4]]]))
+    assert result.tolist() == [[[0, 3, 0, 4]]]
+
+
+# --- autograd --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", WINDOWED + GLOBAL)
+def test_a_second_derivative_is_refused_or_right(operator, device):
+    """Never silently wrong: an error that says so, or the derivative."""
+    case = Case(operator, (1, 2, 4, 4), {"kernel_shape": [2, 2]} if operator in WINDOWED else {})
+    x = to_tensor(case.inputs("float64")[0], device).requires_grad_()
+    (slope,) = torch.autograd.grad(call(case, [x]).pow(2).sum(), x, create_graph=True)
+    with pytest.raises((RuntimeError, NotImplementedError), match="derivative|differentiable|backward"):
+        torch.autograd.grad(slope.pow(2).sum(), x)
+
+
+@pytest.mark.parametrize("operator", WINDOWED + GLOBAL)
+def test_no_graph_where_none_is_wanted(operator, device):
+    case = Case(operator, (1, 2, 4, 4), {"kernel_shape": [2, 2]} if operator in WINDOWED else {})
+    x = torch.randn(case.shape, device=device)
+    assert not call(case, [x]).requires_grad
+    x.requires_grad_()
+    with torch.no_grad():
+        assert not call(case, [x]).requires_grad
+    with torch.inference_mode():
+        assert not call(case, [x]).requires_grad
+    assert call(case, [x]).grad_fn is not None
+
+
+def test_bytes_have_no_gradient():
+    y, indices = torch_onnxpool.max_pool(torch.ones(1, 1, 4, dtype=torch.uint8), 2, return_indices=True)
+    assert not y.requires_grad
+    assert not indices.requires_grad
+
+
+@pytest.mark.parametrize("operator", WINDOWED + GLOBAL)
+def test_autocast_runs_in_the_type_of_the_input(operator):
+    """Pools are safe in half precision: autocast neither widens nor narrows them."""
+    case = Case(operator, (1, 2, 4, 4), {"kernel_shape": [2, 2]} if operator in WINDOWED else {})
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(case.shape).to(dtype)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert call(case, [x]).dtype == dtype
+
+
+def test_a_training_step(device):
+    """A pool in a small network: weights before and after it learn."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3),
+        torch_onnxpool.LpPool(3, p=3, strides=2, auto_pad="SAME_LOWER"),
+        torch.nn.Conv2d(4, 4, 3, padding=1),
+        torch_onnxpool.MaxPool(2, strides=2, ceil_mode=1),
+        torch_onnxpool.AveragePool(2, pads=[1, 0, 0, 1], count_include_pad=1),
+        torch_onnxpool.GlobalLpPool(p=2),
+    ).to(device)
+    x, wanted = torch.randn(8, 1, 12, 12, device=device), torch.rand(8, 4, 1, 1, device=device)
+    optimizer = torch.optim.Adam(net.parameters(), 0.02)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = (net(x) - wanted).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
