@@ -15,8 +15,8 @@ to the layer of torch_onnxpool. Prints how far the results differ, in absolute t
 """
 
 EXIT_CODES = f"""\
-exit codes: 0 when all pooling nodes agree or differ as the ledger says, 1 on a mismatch, {NOT_VERIFIED} when a file could not be
-verified; of several files, the largest.
+exit codes: 0 when all pooling nodes agree or differ as the ledger says, 1 on a mismatch, {NOT_VERIFIED} when a file could
+not be verified; of several files, the largest.
 """
 
 
