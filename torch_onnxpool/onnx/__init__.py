@@ -1,7 +1,7 @@
 """Layers from ONNX nodes, and nodes from layers.
 
-Plain `torch.onnx.export` needs nothing from here: importing torch_onnxpool is enough. Everything is loaded on first use, so that
-`import torch_onnxpool` loads neither onnx nor onnxscript.
+Plain `torch.onnx.export` needs nothing from here: importing torch_onnxpool is enough. Everything is loaded on first
+use, so that `import torch_onnxpool` loads neither onnx nor onnxscript.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from types import ModuleType
 
 TORCHSCRIPT_EXPORTER = "torch.onnx"
-# The exporter's registry is still half initialised when its own module has been executed (they import each other in a circle):
-# this is the first module after which everything is whole. torch.onnx.export loads it on its first call.
+# The exporter's registry imports in a circle and is half initialised when its own module has run. After this module all
+# is whole; torch.onnx.export loads it on its first call.
 DYNAMO_EXPORTER = "torch.onnx._internal.exporter._compat"
 
 

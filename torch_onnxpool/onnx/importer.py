@@ -12,7 +12,7 @@ from . import nodes
 def layer_from_node(node: NodeProto, opset_version: int) -> nn.Module:
     """The layer that computes an ONNX node.
 
-    Its `forward` takes the node's inputs in their order and returns a tensor, or a tuple if the node has several outputs.
+    Its `forward` takes the node's inputs in their order. It returns a tensor, or a tuple if the node has two outputs.
 
     Args:
         node: any version of AveragePool, LpPool, MaxPool, GlobalAveragePool, GlobalLpPool, GlobalMaxPool, or
@@ -20,8 +20,8 @@ def layer_from_node(node: NodeProto, opset_version: int) -> nn.Module:
         opset_version: the version of the node's domain that its model imports.
 
     Raises:
-        ValueError: for an unknown operator, for an attribute that is unknown, younger than the opset, missing, of another type
-            or in contradiction to others, and for another number of inputs or outputs than the operator has.
+        ValueError: for an unknown operator; for an attribute that is unknown, younger than the opset, missing, of
+            another type or in contradiction to others; and for other inputs or outputs than the operator has.
     """
     if not isinstance(node, NodeProto):
         raise ValueError(f"layer_from_node: node must be an onnx.NodeProto, got {type(node).__name__}")

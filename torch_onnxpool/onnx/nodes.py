@@ -52,7 +52,7 @@ class PoolNode:
 
 
 def parse(proto: NodeProto, opset: int) -> PoolNode:
-    """Read a node of a model, as strictly as the schema of its version allows. ValueError names operator, rule and value."""
+    """Read a node of a model by the schema of its version. ValueError names operator, rule and value."""
     domain = ONNX if proto.domain == "ai.onnx" else proto.domain
     op_type = proto.op_type
     if (domain, op_type) not in LAYERS:
@@ -78,8 +78,8 @@ def parse(proto: NodeProto, opset: int) -> PoolNode:
 def compose(operator: str, arguments: Mapping[str, object], opset: int, element_type: str | None = None) -> PoolNode:
     """The node for a call of `torch.ops.torch_onnxpool.<operator>` in a model of this `ai.onnx` opset.
 
-    Attributes are written where they differ from the schema's default, and where they are required. ValueError for what the
-    opset cannot say, naming operator, attribute and the first opset that can. `element_type` is that of X, as in
+    Attributes are written where they differ from the schema's default, and where they are required. ValueError for what
+    the opset cannot say, naming operator, attribute and the first opset that can. `element_type` is that of X, as in
     "tensor(float16)", if it is known.
     """
     op_type, domain, outputs = OPERATORS[operator]
@@ -94,7 +94,7 @@ def compose(operator: str, arguments: Mapping[str, object], opset: int, element_
     attributes: dict[str, Value] = {}
     for name, newest in schemas.history(op_type, domain)[-1].attributes.items():
         given = arguments[name]
-        if given is None or not newest.required and given == schemas.default(newest, spatial_rank):
+        if given is None or (not newest.required and given == schemas.default(newest, spatial_rank)):
             continue
         if name not in schema.attributes:
             _refuse_attribute(schema, name, given, opset)
@@ -152,7 +152,8 @@ def _check_outputs(schema: OpSchema, outputs: int, opset: int) -> None:
     if schema.max_output < outputs <= newest.max_output:
         first = schemas.first_opset(schema.name, schema.domain, lambda version: outputs <= version.max_output)
         name = newest.outputs[schema.max_output].name
-        raise ValueError(f"{schema.name}: {name} can be said from opset {first} on, got {outputs} outputs at opset {opset}")
+        rule = f"{name} can be said from opset {first} on"
+        raise ValueError(f"{schema.name}: {rule}, got {outputs} outputs at opset {opset}")
 
 
 def _given(op_type: str, what: str, parameters, required: int, names) -> tuple[str, ...]:

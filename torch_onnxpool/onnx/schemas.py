@@ -1,7 +1,7 @@
 """Facts about the operators' versions, read from `onnx.defs`.
 
-Versions, attributes, types and defaults of the `ai.onnx` domain are never retyped here. The schemas of `com.microsoft`, which
-onnx does not know, are declared as the same `OpSchema` objects, so that one code path serves both domains.
+Versions, attributes, types and defaults of the `ai.onnx` domain are never retyped here. The schemas of `com.microsoft`,
+which onnx does not know, are declared as the same `OpSchema` objects, so that one code path serves both domains.
 """
 
 from __future__ import annotations
@@ -53,20 +53,21 @@ def history(op_type: str, domain: str = ONNX) -> tuple[OpSchema, ...]:
 def at(op_type: str, domain: str, opset: int) -> OpSchema:
     """The version of an operator in this opset of its domain: the newest one that is not younger.
 
-    ValueError for an operator the domain does not have, has only later, or may have changed in an opset newer than this onnx.
+    ValueError for an operator that the domain does not have, or not yet, and for an opset that this onnx does not know.
     """
     versions = history(op_type, domain)
     if not versions:
         raise ValueError(f"{op_type}: unknown operator, got domain={domain or 'ai.onnx'!r}")
-    if domain == ONNX and opset > defs.onnx_opset_version():
-        raise ValueError(f"{op_type}: the installed onnx knows opsets up to {defs.onnx_opset_version()}, got opset {opset}")
+    newest = defs.onnx_opset_version()
+    if domain == ONNX and opset > newest:
+        raise ValueError(f"{op_type}: opset must be known to the installed onnx, up to {newest}, got opset {opset}")
     if opset < versions[0].since_version:
         raise ValueError(f"{op_type}: exists from opset {versions[0].since_version} on, got opset {opset}")
-    return max((schema for schema in versions if schema.since_version <= opset), key=lambda schema: schema.since_version)
+    return [schema for schema in versions if schema.since_version <= opset][-1]
 
 
 def first_opset(op_type: str, domain: str, can_say: Callable[[OpSchema], bool]) -> int | None:
-    """The oldest version for which `can_say` holds: `first_opset("LpPool", "", lambda s: "ceil_mode" in s.attributes)` is 18."""
+    """The oldest version that can say something: for LpPool, `lambda s: "ceil_mode" in s.attributes` gives 18."""
     return next((schema.since_version for schema in history(op_type, domain) if can_say(schema)), None)
 
 

@@ -48,7 +48,7 @@ def _symbolic(operator: str) -> Callable:
         results = results if isinstance(results, tuple) else (results,)
         if not node.schema.has_type_and_shape_inference_function:
             for result, original in zip(results, originals):
-                result.setType(original.type())
+                result.setType(_inferred_type(original.type(), arguments["X"].type()))
         return (*results, *[None] * (len(originals) - len(results))) if len(originals) > 1 else results[0]
 
     symbolic.__name__ = operator
@@ -56,3 +56,8 @@ def _symbolic(operator: str) -> Callable:
     names = ["graph", *(parameter.name for parameter in parameters)]
     symbolic.__signature__ = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in names])
     return torch.onnx.symbolic_helper.parse_args(*(_DESCRIPTORS[str(p.type)] for p in parameters))(symbolic)
+
+
+def _inferred_type(traced: torch._C.TensorType, x: torch._C.TensorType) -> torch._C.TensorType:
+    """The type of an output whose operator infers none: with dynamic axes, the sizes of the traced run mean nothing."""
+    return traced if x.sizes() is not None else traced.with_sizes([None] * traced.dim())
