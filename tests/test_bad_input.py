@@ -1,0 +1,272 @@
+"""What is not allowed is refused: a ValueError that names the operator, the rule and the value, before any work."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+from cases import GLOBAL, WINDOWED, Case
+from tensors import call
+
+import torch_onnxpool
+
+X = torch.ones(1, 2, 6, 6)
+HUGE = 2**62
+
+# For every attribute of a windowed operator with two spatial axes, what it may not be.
+LISTS = [0, -1, HUGE, 2**31, [0, 1], [1, 0], [-3, 1], [HUGE, 1], [1, 2**31], [], [2], [2, 2, 2], "2", "22", 1.5, [1.5, 2],
+         ["2", "2"], [None, 2], [[2, 2]], [[2], [2]], {2: 2}, torch.ones(2)]  # fmt: skip
+PADS = [-1, HUGE, 2**31, [0, -1, 0, 0], [HUGE, 0, 0, 0], [0, 0, 0, 2**31], [], [1], [1, 1], [1] * 3, [1] * 5, "1111", 0.5,
+        [0.5, 0, 0, 0], ["1"] * 4, [None] * 4, [[1, 1], [1, 1]], {1: 1}]  # fmt: skip
+FLAGS = [-1, 2, HUGE, "1", 0.5, 1.0, None, [1], [], {}]
+AUTO_PAD = ["", "SAME", "same_upper", "NOTSET ", "EXPLICIT", 0, 1, HUGE, -1, 1.5, None, ["VALID"]]
+P = [0, -1, 0.5, 0.999999, math.nan, math.inf, -math.inf, -HUGE, "2", None, [2], {}]
+
+BAD_VALUES = {
+    "kernel_shape": [*LISTS, None],
+    "strides": LISTS,
+    "dilations": LISTS,
+    "pads": PADS,
+    "auto_pad": AUTO_PAD,
+    "ceil_mode": FLAGS,
+}
+OWN_BAD_VALUES = {
+    "AveragePool": {"count_include_pad": FLAGS},
+    "LpPool": {"p": P},
+    "MaxPool": {"storage_order": FLAGS, "return_indices": [2, -1, HUGE, "yes", 0.5, None, [True]]},
+    "GlobalLpPool": {"p": P},
+}
+
+BAD_ATTRIBUTES = [
+    (operator, name, value)
+    for operator in WINDOWED
+    for name, values in (BAD_VALUES | OWN_BAD_VALUES[operator]).items()
+    for value in values
+] + [("GlobalLpPool", "p", value) for value in P]
+
+
+def identify(value) -> str:
+    return repr(value).replace(" ", "")[:40]
+
+
+def words(value) -> str:
+    """How a message shows a value: by its text, whatever the quotes, brackets and signs around it."""
+    return str(value[0] if isinstance(value, list) and len(value) == 1 else value)
+
+
+@pytest.mark.parametrize(("operator", "name", "value"), BAD_ATTRIBUTES, ids=identify)
+def test_functions_refuse_bad_attributes(operator, name, value):
+    attributes = ({} if operator in GLOBAL else {"kernel_shape": [2, 2]}) | {name: value}
+    with pytest.raises(ValueError, match=rf"^{operator}: .*{name}") as refusal:
+        call(Case(operator, (1, 2, 6, 6), attributes), [X])
+    assert f"got {name}=" in str(refusal.value), "the message shows the value"
+
+
+KNOWN_WITH_THE_RANK = {"strides": [[], [2], [2, 2, 2]], "dilations": [[], [2], [2, 2, 2]]}
+
+
+@pytest.mark.parametrize(("operator", "name", "value"), BAD_ATTRIBUTES, ids=identify)
+def test_layers_refuse_bad_attributes_at_construction(operator, name, value):
+    """All that can be known before there is an input; a list's length must match that of kernel_shape."""
+    if name == "kernel_shape" and value in ([2], [2, 2, 2]):
+        pytest.skip("legal for inputs of another rank")
+    attributes = ({} if operator in GLOBAL else {"kernel_shape": [2, 2]}) | {name: value}
+    with pytest.raises(ValueError, match=rf"^{operator}: .*{name}") as refusal:
+        getattr(torch_onnxpool, operator)(**attributes)
+    assert f"got {name}=" in str(refusal.value), "the message shows the value"
+
+
+@pytest.mark.parametrize("operator", WINDOWED)
+@pytest.mark.parametrize("attributes", [{"kernel_shape": [2]}, {"kernel_shape": [2, 2, 2]},
+                                        {"kernel_shape": 2, "strides": [1]}, {"kernel_shape": 2, "pads": [1, 1]},
+                                        {"kernel_shape": 2, "dilations": [1, 1, 1]}])  # fmt: skip
+def test_layers_refuse_an_input_of_another_rank(operator, attributes):
+    layer = getattr(torch_onnxpool, operator)(**attributes)
+    with pytest.raises(ValueError, match=rf"^{operator}: .*got .*=\["):
+        layer(X)
+
+
+# --- contradictions --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", WINDOWED)
+@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER", "VALID"])
+@pytest.mark.parametrize("pads", [0, 1, [0, 0, 0, 0], [1, 1, 1, 1]])
+def test_pads_contradict_auto_pad(operator, auto_pad, pads):
+    case = Case(operator, (1, 2, 6, 6), {"kernel_shape": [2, 2], "auto_pad": auto_pad, "pads": pads})
+    with pytest.raises(ValueError, match=rf"^{operator}: .*auto_pad={auto_pad}.*pads="):
+        call(case, [X])
+    with pytest.raises(ValueError, match=rf"^{operator}: .*auto_pad={auto_pad}.*pads="):
+        getattr(torch_onnxpool, operator)(**case.attributes)
+
+
+@pytest.mark.parametrize("operator", WINDOWED)
+@pytest.mark.parametrize("attributes", [{"kernel_shape": [7, 2]}, {"kernel_shape": [2, 7]}, {"kernel_shape": [2, 4],
+                                        "dilations": [1, 2]}, {"kernel_shape": [9, 2], "pads": [1, 0, 1, 0]},
+                                        {"kernel_shape": [8, 8], "strides": [2, 2], "ceil_mode": 1},
+                                        {"kernel_shape": [2, 7], "auto_pad": "VALID"}])  # fmt: skip
+def test_windows_that_do_not_fit(operator, attributes):
+    with pytest.raises(ValueError, match=rf"^{operator}: the window must fit .*input of 6"):
+        call(Case(operator, (1, 2, 6, 6), attributes), [X])
+
+
+@pytest.mark.parametrize("operator", WINDOWED)
+def test_an_output_beyond_any_memory_is_refused(operator):
+    with pytest.raises(ValueError, match=rf"^{operator}: .*64 bits.*\[1, 2, 6, 6\]"):
+        call(Case(operator, (1, 2, 6, 6), {"kernel_shape": 1, "pads": 2**31 - 1}), [X])
+
+
+# --- inputs ----------------------------------------------------------------------------------------------------------
+
+EVERY_OPERATOR = [*(Case(o, (), {"kernel_shape": 1}) for o in WINDOWED), *(Case(o, ()) for o in GLOBAL)]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 3)])
+@pytest.mark.parametrize("case", EVERY_OPERATOR, ids=lambda c: c.operator)
+def test_inputs_without_spatial_axes(case, shape):
+    with pytest.raises(ValueError, match=rf"^{case.operator}: .*at least 3 dimensions.*{re.escape(str(list(shape)))}"):
+        call(case, [torch.ones(shape)])
+
+
+@pytest.mark.parametrize("shape", [(1, 0, 4, 4), (1, 2, 0, 4), (1, 2, 4, 0), (0, 0, 4), (0, 2, 0)])
+@pytest.mark.parametrize("case", EVERY_OPERATOR, ids=lambda c: c.operator)
+def test_empty_channels_and_planes(case, shape):
+    with pytest.raises(ValueError, match=rf"^{case.operator}: .*{re.escape(str(list(shape)))}"):
+        call(case, [torch.ones(shape)])
+
+
+NO_TYPE = [torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn]
+
+
+@pytest.mark.parametrize("dtype", [*NO_TYPE, torch.int8, torch.uint8])
+@pytest.mark.parametrize("case", EVERY_OPERATOR, ids=lambda c: c.operator)
+def test_element_types(case, dtype):
+    if case.operator == "MaxPool" and dtype not in NO_TYPE:
+        pytest.skip("MaxPool takes bytes")
+    with pytest.raises(ValueError, match=rf"^{case.operator}: X must be of type .*float64.*, got "):
+        call(case, [torch.zeros(1, 2, 4, 4).to(dtype)])
+
+
+@pytest.mark.parametrize("x", [None, 1.0, [[[1.0]]], "X", torch.ones(1, 1, 1).numpy()], ids=identify)
+@pytest.mark.parametrize("case", EVERY_OPERATOR, ids=lambda c: c.operator)
+def test_inputs_that_are_no_tensors(case, x):
+    with pytest.raises(ValueError, match=rf"^{case.operator}: .*[Tt]ensor"):
+        call(case, [x])
+
+
+# --- quantised -------------------------------------------------------------------------------------------------------
+
+BYTES = torch.ones(1, 2, 3, 4, dtype=torch.uint8)
+GOOD = {
+    "x_scale": torch.tensor(0.5),
+    "x_zero_point": torch.tensor(3, dtype=torch.uint8),
+    "y_scale": torch.tensor(0.25),
+    "y_zero_point": torch.tensor(5, dtype=torch.uint8),
+}
+BAD_SCALES = [*(torch.tensor(s) for s in (0.0, -1.0, 256.0, 2.0**-33, math.nan, math.inf)), torch.ones(2), torch.ones(1, 1),
+              torch.ones(0), torch.tensor(1.0, dtype=torch.float64), torch.tensor(1), torch.tensor(1.0).half()]  # fmt: skip
+BAD_ZERO_POINTS = [torch.tensor(0, dtype=torch.int8), torch.tensor(0), torch.tensor(0.0),
+                   *(torch.zeros(s, dtype=torch.uint8) for s in ((2,), (1, 1), (0,)))]  # fmt: skip
+BAD_SCALARS = [(n, v) for n in ("x_scale", "y_scale") for v in BAD_SCALES] + [
+    (n, v) for n in ("x_zero_point", "y_zero_point") for v in BAD_ZERO_POINTS
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD_SCALARS, ids=identify)
+def test_quantised_scalars(name, value):
+    with pytest.raises(ValueError, match=f"^QLinearGlobalAveragePool: .*{name}"):
+        torch_onnxpool.qlinear_global_average_pool(BYTES, **(GOOD | {name: value}))
+
+
+@pytest.mark.parametrize("value", FLAGS, ids=identify)
+def test_quantised_channels_last(value):
+    for build in (
+        lambda: torch_onnxpool.qlinear_global_average_pool(BYTES, **GOOD, channels_last=value),
+        lambda: torch_onnxpool.QLinearGlobalAveragePool(channels_last=value),
+    ):
+        with pytest.raises(ValueError, match="^QLinearGlobalAveragePool: channels_last .*got channels_last="):
+            build()
+
+
+@pytest.mark.parametrize("x", [torch.ones(1, 2, 3), torch.ones(1, 2, 3).int(), BYTES[0, 0], BYTES[:, :0], BYTES[..., :0]],
+                         ids=["float32", "int32", "rank 2", "no channels", "empty plane"])  # fmt: skip
+@pytest.mark.parametrize("channels_last", [0, 1])
+def test_quantised_inputs(x, channels_last):
+    with pytest.raises(ValueError, match="^QLinearGlobalAveragePool: "):
+        torch_onnxpool.qlinear_global_average_pool(x, **GOOD, channels_last=channels_last)
+
+
+@pytest.mark.parametrize("name", ["x_scale", "y_scale"])
+@pytest.mark.parametrize("value", [0.0, -1.0, 256.0, math.nan, math.inf, "1", [1.0, 2.0], HUGE])
+def test_quantised_layers_refuse_bad_scales(name, value):
+    with pytest.raises(ValueError, match=f"^QLinearGlobalAveragePool: .*{name}"):
+        torch_onnxpool.QLinearGlobalAveragePool(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["x_zero_point", "y_zero_point"])
+@pytest.mark.parametrize(
+    "value", [0.5, torch.tensor(0.0), torch.tensor(300), torch.zeros(2, dtype=torch.uint8), "0"], ids=identify
+)
+def test_quantised_layers_refuse_bad_zero_points(name, value):
+    with pytest.raises(ValueError, match=f"^QLinearGlobalAveragePool: .*{name}"):
+        torch_onnxpool.QLinearGlobalAveragePool(**{name: value})
+
+
+# --- the dispatcher's operators --------------------------------------------------------------------------------------
+
+OPS = torch.ops.torch_onnxpool
+
+
+def test_the_dispatchers_operators_refuse_by_themselves():
+    """Exported programs call them without the functions around them."""
+    with pytest.raises(ValueError, match="^AveragePool: kernel_shape must be >= 1, got kernel_shape="):
+        OPS.average_pool(X, [0, 1])
+    with pytest.raises(ValueError, match="^LpPool: p must be .*got p=0.5"):
+        OPS.lp_pool(X, [1, 1], p=0.5)
+    with pytest.raises(ValueError, match="^MaxPool: storage_order must be 0 or 1, got storage_order=2"):
+        OPS.max_pool_with_indices(X, [1, 1], storage_order=2)
+    with pytest.raises(ValueError, match="^GlobalMaxPool: X must be of type"):
+        OPS.global_max_pool(X.int())
+
+
+@pytest.mark.parametrize("grad_shape", [(1, 2, 6, 5), (1, 2, 6), (1, 1, 5, 5), (2, 2, 5, 5), (0, 2, 5, 5)])
+def test_backward_operators_check_their_operands(grad_shape):
+    grad, y = torch.ones(grad_shape), torch.ones(1, 2, 5, 5)
+    indices = torch.zeros(1, 2, 5, 5, dtype=torch.int64)
+    for refused in (
+        lambda: OPS.average_pool_backward(grad, X, [2, 2]),
+        lambda: OPS.lp_pool_backward(grad, X, y, [2, 2]),
+        lambda: OPS.lp_pool_backward(y, X, grad, [2, 2]),
+        lambda: OPS.max_pool_backward(grad, X, indices, [2, 2]),
+        lambda: OPS.max_pool_backward(y, X, grad.long(), [2, 2]),
+        lambda: OPS.max_pool_backward(y, X, indices.int(), [2, 2]),
+        lambda: OPS.average_pool_backward(y.double(), X, [2, 2]),
+        lambda: OPS.global_average_pool_backward(grad, X),
+    ):
+        with pytest.raises(ValueError, match=r"^(Global)?(Average|Lp|Max)Pool: .* must "):
+            refused()
+
+
+def test_unknown_attributes_are_a_type_error():
+    with pytest.raises(TypeError, match="count_include_pad"):
+        torch_onnxpool.max_pool(X, 2, count_include_pad=1)
+    with pytest.raises(TypeError, match="p"):
+        torch_onnxpool.AveragePool(2, p=2)
+
+
+# --- what is allowed -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", WINDOWED)
+def test_spellings_of_the_same_attributes(operator):
+    """An int for a list, a tuple or torch.Size for a list, a bool for 0 and 1."""
+    plain = {"kernel_shape": [2, 2], "strides": [2, 2], "dilations": [1, 1], "pads": [1, 1, 1, 1], "ceil_mode": 1}
+    wanted = call(Case(operator, (), plain), [X])
+    for other in (
+        {"kernel_shape": 2, "strides": 2, "dilations": 1, "pads": 1, "ceil_mode": True},
+        {"kernel_shape": (2, 2), "strides": torch.Size([2, 2]), "dilations": (1, 1), "pads": (1,) * 4, "ceil_mode": 1},
+    ):
+        assert torch.equal(call(Case(operator, (), other), [X]), wanted)
+        assert torch.equal(getattr(torch_onnxpool, operator)(**other)(X), wanted)

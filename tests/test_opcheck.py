@@ -1,0 +1,290 @@
+"""What compilers see: opcheck on every operator, fake tensors, torch.compile, torch.export and vmap."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import CASES, GLOBAL, LAYOUTS, WINDOWED, Case, cases
+from tensors import arrange, call, to_tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import Dim
+from torch.library import opcheck
+
+import torch_onnxpool
+
+OPS = torch.ops.torch_onnxpool
+
+# opcheck's compiler test takes a second: it gets the cases that differ in rank, layout or attributes, not in numbers.
+COMPILED = {"1d", "2d", "3d", "4d", "batch 0", "ceil pads", "ceil drops window", "same lower dilations", "large pads",
+            "empty windows", "valid ceil", "ceil pads counted", "2d p=3", "2d column major", "ties", "zeros p=2",
+            "one element", "1d channels last"}  # fmt: skip
+QUICK_TESTS = ("test_schema", "test_autograd_registration", "test_faketensor")
+ALL_TESTS = (*QUICK_TESTS, "test_aot_dispatch_dynamic")
+
+
+def tests_of(case: Case) -> tuple[str, ...]:
+    return ALL_TESTS if case.note in COMPILED else QUICK_TESTS
+
+
+def forward_operators(case: Case) -> list[torch._ops.OpOverload]:
+    names = [case.function, f"{case.function}_with_indices"] if "MaxPool" in case.operator else [case.function]
+    return [getattr(OPS, name).default for name in names]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_opcheck_forward(case, device):
+    dtype = "float32" if case.differentiable else "uint8"
+    x, *scalars = (to_tensor(a, device) for a in case.inputs(dtype))
+    for operator in forward_operators(case):
+        for requires_grad in (False, True) if case.differentiable else (False,):
+            arguments = (x.clone().requires_grad_(requires_grad), *scalars)
+            opcheck(operator, arguments, dict(case.attributes), test_utils=tests_of(case))
+
+
+@pytest.mark.parametrize("case", cases(differentiable=True), ids=str)
+def test_opcheck_backward(case, device):
+    x = to_tensor(case.inputs("float32")[0], device)
+    if "MaxPool" in case.operator:
+        y, companion = getattr(OPS, f"{case.function}_with_indices")(x, **case.attributes)
+    else:
+        y = companion = getattr(OPS, case.function)(x, **case.attributes)
+    arguments = (torch.randn_like(y), x) if "Average" in case.operator else (torch.randn_like(y), x, companion)
+    backward = getattr(OPS, f"{case.function}_backward").default
+    opcheck(backward, arguments, dict(case.attributes), test_utils=tests_of(case))
+
+
+def test_every_operator_is_checked():
+    checked = {operator for case in CASES for operator in forward_operators(case)}
+    checked |= {getattr(OPS, f"{case.function}_backward").default for case in CASES if case.differentiable}
+    registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("torch_onnxpool::")}
+    assert {operator.name() for operator in checked} == registered
+
+
+# --- fake tensors ----------------------------------------------------------------------------------------------------
+
+
+def assert_alike(fake: torch.Tensor, real: torch.Tensor) -> None:
+    assert (fake.shape, fake.dtype, fake.device) == (real.shape, real.dtype, real.device)
+    assert fake.stride() == real.stride()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_fake_tensors_are_shaped_like_real_ones(case, device):
+    more = {"return_indices": True} if case.operator == "MaxPool" else {}
+    for dtype in case.dtypes:
+        for layout in LAYOUTS:
+            x, *scalars = (to_tensor(a, device) for a in case.inputs(dtype))
+            inputs = [arrange(x, layout), *scalars]
+            real = call(case, inputs, **more)
+            with FakeTensorMode() as mode:
+                fake = call(case, [mode.from_tensor(t) for t in inputs], **more)
+            for f, r in zip(*((t if more else (t,)) for t in (fake, real)), strict=True):
+                assert_alike(f, r)
+
+
+@pytest.mark.parametrize("case", cases(differentiable=True), ids=str)
+def test_fake_gradients_are_shaped_like_real_ones(case, device):
+    for layout in LAYOUTS:
+        x = arrange(to_tensor(case.inputs("float32")[0], device), layout)
+        for grad_layout in LAYOUTS:
+            real_x = x.detach().requires_grad_()
+            y = call(case, [real_x])
+            grad = arrange(torch.randn_like(y), grad_layout)
+            y.backward(grad)
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                fake_x = mode.from_tensor(x).requires_grad_()
+                call(case, [fake_x]).backward(mode.from_tensor(grad))
+            assert_alike(fake_x.grad, real_x.grad)
+
+
+def test_meta_tensors():
+    x = torch.empty(2, 3, 8, 9, device="meta")
+    assert torch_onnxpool.average_pool(x, 3, strides=2).shape == (2, 3, 3, 4)
+    assert torch_onnxpool.global_lp_pool(x, p=3).shape == (2, 3, 1, 1)
+
+
+@pytest.mark.parametrize("attributes", [{"kernel_shape": [0, 2]}, {"kernel_shape": [9, 9]}, {"kernel_shape": [2]},
+                                        {"kernel_shape": [2, 2], "pads": [0, 0, -1, 0]}])  # fmt: skip
+def test_fake_tensors_refuse_what_real_ones_refuse(attributes):
+    with pytest.raises(ValueError, match="^MaxPool: ") as real:
+        torch_onnxpool.max_pool(torch.ones(1, 1, 4, 4), **attributes)
+    with FakeTensorMode(), pytest.raises(ValueError, match="^MaxPool: ") as fake:
+        torch_onnxpool.max_pool(torch.ones(1, 1, 4, 4), **attributes)
+    assert str(fake.value) == str(real.value)
+
+
+# --- torch.compile ---------------------------------------------------------------------------------------------------
+
+SMALL = [
+    Case(
+        "AveragePool", (2, 3, 8, 9), {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "strides": [2, 2], "ceil_mode": 1}
+    ),
+    Case("LpPool", (2, 3, 8, 9), {"kernel_shape": [3, 2], "auto_pad": "SAME_LOWER", "p": 3}),
+    Case("MaxPool", (2, 3, 8, 9), {"kernel_shape": [2, 2], "dilations": [2, 2], "storage_order": 1}),
+    *(Case(operator, (2, 3, 8, 9)) for operator in GLOBAL),
+]
+SIZES = [(2, 3, 8, 9), (3, 4, 7, 11), (4, 2, 12, 6)]
+
+
+def assert_compiles(case: Case, backend: str, device: str) -> None:
+    """One graph for every size, forward and backward, without a graph break."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: call(case, [x]), fullgraph=True, dynamic=True, backend=backend)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for size in SIZES:
+            x = torch.randn(size, device=device).requires_grad_()
+            same_x = x.detach().clone().requires_grad_()
+            y, same = compiled(x), call(case, [same_x])
+            torch.testing.assert_close(y, same, rtol=0, atol=0)
+            grad = torch.randn_like(y)
+            y.backward(grad)
+            same.backward(grad)
+            torch.testing.assert_close(x.grad, same_x.grad, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda c: c.operator)
+def test_compile(case, device):
+    assert_compiles(case, "aot_eager", device)
+
+
+@pytest.mark.parametrize("case", [SMALL[0], SMALL[2]], ids=lambda c: c.operator)
+def test_compile_with_inductor(case, device):
+    assert_compiles(case, "inductor", device)
+
+
+def test_compile_max_pool_with_indices(device):
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    def pool(x):
+        y, indices = torch_onnxpool.max_pool(x, 2, strides=2, return_indices=True)
+        return y * 2, indices + 1
+
+    for size in SIZES:
+        x = torch.randn(size, device=device)
+        y, indices = torch_onnxpool.max_pool(x, 2, strides=2, return_indices=True)
+        torch.testing.assert_close(pool(x), (y * 2, indices + 1))
+
+
+def test_compile_quantised(device):
+    torch._dynamo.reset()
+    layer = torch_onnxpool.QLinearGlobalAveragePool(
+        0.5, torch.tensor(3, dtype=torch.uint8), 0.25, torch.tensor(5, dtype=torch.uint8)
+    ).to(device)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for size in SIZES:
+        x = torch.randint(0, 255, size, dtype=torch.uint8, device=device)
+        assert torch.equal(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_compile_keeps_layouts(layout, device):
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: torch_onnxpool.average_pool(x, 2), fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    x = arrange(torch.randn(2, 3, 4, 5, device=device), layout)
+    assert compiled(x).stride() == torch_onnxpool.average_pool(x, 2).stride()
+
+
+# --- torch.export ----------------------------------------------------------------------------------------------------
+
+
+class Pool(torch.nn.Module):
+    def __init__(self, case: Case):
+        super().__init__()
+        self.case = case
+
+    def forward(self, x):
+        return call(self.case, [x])
+
+
+@pytest.mark.parametrize("case", [c for c in cases(*WINDOWED, *GLOBAL) if len(c.shape) == 4], ids=str)
+def test_export_with_dynamic_sizes(case):
+    """Named dimensions would fail the export if a fake kernel had asked about a size."""
+    size = (4, 3, 29, 31)
+    dynamic = {0: Dim("N"), 2: Dim("H"), 3: Dim("W")}
+    with torch.fx.experimental._config.patch(backed_size_oblivious=True):
+        program = torch.export.export(Pool(case), (torch.randn(size),), dynamic_shapes=(dynamic,))
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert targets == [getattr(OPS, case.function).default]
+    for other in (size, (2, 3, 17, 40), (5, 3, 40, 18)):
+        x = torch.randn(other)
+        if case.note != "kernel of 1280":
+            torch.testing.assert_close(program.module()(x), call(case, [x]), rtol=0, atol=0)
+
+
+# --- vmap ------------------------------------------------------------------------------------------------------------
+
+
+def assert_maps(function, x: torch.Tensor, in_dim: int) -> None:
+    mapped = torch.func.vmap(function, in_dims=in_dim)(x)
+    slices = [function(part) for part in x.unbind(in_dim)]
+    if isinstance(mapped, tuple):
+        for results, parts in zip(mapped, zip(*slices, strict=True), strict=True):
+            assert torch.equal(results, torch.stack(parts))
+    else:
+        assert torch.equal(mapped, torch.stack(slices))
+
+
+VMAPPED = [*SMALL, Case("QLinearGlobalAveragePool", (2, 3, 8, 9), scalars=(0.5, 3, 0.25, 5))]
+
+
+@pytest.mark.parametrize("in_dim", [0, 1, 3, -1])
+@pytest.mark.parametrize("case", VMAPPED, ids=lambda c: c.operator)
+def test_vmap(case, in_dim, device):
+    _, *scalars = (to_tensor(a, device) for a in case.inputs("uint8" if not case.differentiable else "float32"))
+    shape = list(case.shape)
+    shape.insert(in_dim % 5, 4)
+    x = torch.randn(shape, device=device) if case.differentiable else torch.randint(0, 255, shape).byte().to(device)
+    assert_maps(lambda x: call(case, [x, *scalars]), x, in_dim)
+
+
+@pytest.mark.parametrize("storage_order", [0, 1])
+@pytest.mark.parametrize("in_dim", [0, 2])
+def test_vmap_indices(in_dim, storage_order, device):
+    """Indices are flat over the tensor that the mapped function sees, not over the batch of them; -1 stays -1."""
+    x = torch.randn(2, 3, 4, 5, 3, device=device)
+    assert_maps(
+        lambda x: torch_onnxpool.max_pool(
+            x, 1, pads=[1, 0, 0, 1], strides=2, storage_order=storage_order, return_indices=True
+        ),
+        x,
+        in_dim,
+    )
+
+
+@pytest.mark.parametrize("case", VMAPPED, ids=lambda c: c.operator)
+def test_nested_vmap(case, device):
+    _, *scalars = (to_tensor(a, device) for a in case.inputs("uint8" if not case.differentiable else "float32"))
+    shape = (2, 3, *case.shape)
+    x = torch.randn(shape, device=device) if case.differentiable else torch.randint(0, 255, shape).byte().to(device)
+
+    def function(x):
+        return call(case, [x, *scalars])
+
+    mapped = torch.func.vmap(torch.func.vmap(function), in_dims=0)(x)
+    assert torch.equal(mapped, torch.stack([torch.stack([function(b) for b in a]) for a in x]))
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda c: c.operator)
+def test_gradient_of_vmap(case, device):
+    x = torch.randn(4, *case.shape, device=device).requires_grad_()
+    same_x = x.detach().clone().requires_grad_()
+    torch.func.vmap(lambda x: call(case, [x]))(x).pow(2).sum().backward()
+    torch.stack([call(case, [part]) for part in same_x]).pow(2).sum().backward()
+    assert torch.equal(x.grad, same_x.grad)
+
+
+def test_vmap_of_empty_batches(device):
+    x = torch.randn(4, 0, 2, 3, 3, device=device)
+    assert torch.func.vmap(lambda x: torch_onnxpool.average_pool(x, 2))(x).shape == (4, 0, 2, 2, 2)
+
+
+def test_vmap_over_scales_is_refused(device):
+    x = torch.randint(0, 255, (4, 2, 3, 4, 5), dtype=torch.uint8, device=device)
+    zero, scale = torch.tensor(3, dtype=torch.uint8, device=device), torch.tensor(0.5, device=device)
+    with pytest.raises(ValueError, match="^QLinearGlobalAveragePool: .*vmap"):
+        torch.func.vmap(lambda x, x_scale: torch_onnxpool.qlinear_global_average_pool(x, x_scale, zero, scale, zero))(
+            x, scale.expand(4)
+        )

@@ -1,0 +1,195 @@
+"""QLinearGlobalAveragePool, bit for bit: the oracle at the boundaries, onnxruntime on random data."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import onnxruntime
+import oracle
+import pytest
+import torch
+from cases import LAYOUTS
+from onnx import TensorProto, helper
+from tensors import arrange, to_array, to_tensor
+
+import torch_onnxpool
+
+TYPES = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8}
+
+
+def scalars(dtype: str, x_scale: float, x_zero_point: int, y_scale: float, y_zero_point: int) -> list[np.ndarray]:
+    return [
+        np.array(x_scale, np.float32),
+        np.array(x_zero_point, dtype),
+        np.array(y_scale, np.float32),
+        np.array(y_zero_point, dtype),
+    ]
+
+
+def ours(x: np.ndarray | torch.Tensor, arguments: list[np.ndarray], channels_last: int = 0) -> np.ndarray:
+    x = x if isinstance(x, torch.Tensor) else to_tensor(x)
+    y = torch_onnxpool.qlinear_global_average_pool(x, *map(to_tensor, arguments), channels_last=channels_last)
+    assert y.dtype == x.dtype
+    return to_array(y)
+
+
+def assert_equals_oracle(x: np.ndarray, arguments: list[np.ndarray], channels_last: int = 0) -> None:
+    wanted = oracle.qlinear_global_average_pool(x, *arguments, channels_last=channels_last)
+    for layout in LAYOUTS:
+        np.testing.assert_array_equal(ours(arrange(to_tensor(x), layout), arguments, channels_last), wanted, layout)
+
+
+@lru_cache
+def session(dtype: str, channels_last: int) -> onnxruntime.InferenceSession:
+    """One model for every rank, shape, scale and zero point: all of them are inputs."""
+    names = ["X", "x_scale", "x_zero_point", "y_scale", "y_zero_point"]
+    node = helper.make_node(
+        "QLinearGlobalAveragePool", names, ["Y"], domain="com.microsoft", channels_last=channels_last
+    )
+    byte, shapes = TYPES[dtype], [None, (), (), (), ()]
+    types = [byte, TensorProto.FLOAT, byte, TensorProto.FLOAT, byte]
+    inputs = [helper.make_tensor_value_info(*input) for input in zip(names, types, shapes, strict=True)]
+    graph = helper.make_graph([node], "pool", inputs, [helper.make_tensor_value_info("Y", byte, None)])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("channels_last", [0, 1])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("seed", range(5))
+def test_bit_for_bit_with_onnxruntime(dtype, channels_last, seed):
+    """20 * 300 random cases."""
+    rng = np.random.default_rng(seed)
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    model = session(dtype, channels_last)
+    for _ in range(300):
+        rank = int(rng.integers(1, 4))
+        shape = rng.integers(1, [4, 9, *[[40, 12, 6][rank - 1]] * rank])
+        levels = rng.integers(low, high + 1, 2)
+        x = rng.integers(min(levels), max(levels) + 1, shape).astype(dtype)
+        x_scale = 2.0 ** rng.uniform(-10, 4)
+        arguments = scalars(
+            dtype,
+            x_scale,
+            rng.integers(low, high + 1),
+            x_scale * rng.choice([2.0 ** rng.uniform(-4, 4), 1.0, 0.5, 2.0, 0.25]),
+            rng.integers(low, high + 1),
+        )
+        (theirs,) = model.run(None, dict(zip([i.name for i in model.get_inputs()], [x, *arguments], strict=True)))
+        np.testing.assert_array_equal(ours(x, arguments, channels_last), theirs, f"{shape}, {arguments}")
+        np.testing.assert_array_equal(
+            oracle.qlinear_global_average_pool(x, *arguments, channels_last=channels_last), theirs
+        )
+
+
+# --- boundaries ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels_last", [0, 1])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_halves_go_to_the_even_neighbour(dtype, channels_last):
+    """Averages n + 1/2 for every n, with odd and even zero points."""
+    for value in range(0, 100):
+        x = np.array([[[value], [value + 1]]], dtype).reshape(1, 1, 2, 1)
+        for zero_point in (0, 1):
+            arguments = scalars(dtype, 1, 0, 1, zero_point)
+            assert_equals_oracle(x.reshape(1, 2, 1, 1) if channels_last else x, arguments, channels_last)
+            average = value + 0.5
+            even = value if value % 2 == 0 else value + 1
+            assert abs(even - average) == 0.5
+            y = ours(x.reshape(1, 2, 1, 1) if channels_last else x, arguments, channels_last)
+            assert y.item() == even + zero_point
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("x_scale", [2.0**-32, 0.001, 1.0, 255.99998])
+@pytest.mark.parametrize("y_scale", [2.0**-32, 0.001, 1.0, 255.99998])
+def test_saturation_at_every_zero_point(dtype, x_scale, y_scale):
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    x = np.array([low, low, -1 % 256 if dtype == "uint8" else -1, 0, 1, high, high, high], dtype).reshape(2, 2, 2)
+    for x_zero_point in (low, low + 1, 0, high):
+        for y_zero_point in (low, low + 1, 0, high):
+            assert_equals_oracle(x, scalars(dtype, x_scale, x_zero_point, y_scale, y_zero_point))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_scales_that_float32_rounds(dtype):
+    """The order of the roundings shows: x_scale / (y_scale * n), each step in float32."""
+    rng = np.random.default_rng(7)
+    for _ in range(500):
+        x = rng.integers(0, 128, (1, 2, int(rng.integers(1, 60)))).astype(dtype)
+        assert_equals_oracle(x, scalars(dtype, rng.uniform(0.01, 3), 3, rng.uniform(0.01, 0.1), 1))
+
+
+def large(dtype: str, value: int, spatial: tuple[int, ...]) -> torch.Tensor:
+    """One element seen many times: a large plane in one byte of memory."""
+    return torch.tensor(value, dtype=getattr(torch, dtype)).expand(1, 1, *spatial)
+
+
+@pytest.mark.parametrize(("value", "zero_point", "n"), [(255, 0, 2**24 - 1), (255, 0, 8421505), (255, 0, 8421504),
+                                                        (0, 255, 8421505), (0, 255, 2**24 - 1)])  # fmt: skip
+def test_sums_wrap_modulo_2_to_the_32(value, zero_point, n):
+    """255 * 8,421,505 is the first sum beyond int32."""
+    x, arguments = large("uint8", value, (n,)), scalars("uint8", 0.5, zero_point, 0.5, 128)
+    plane = np.broadcast_to(np.uint8(value), (1, 1, n))
+    wanted = oracle.qlinear_global_average_pool(plane, *arguments)
+    assert ours(x, arguments).item() == wanted.item()
+    assert (wanted.item() == 128 + value - zero_point) or abs((value - zero_point) * n) > 127
+
+
+def test_a_wrapped_sum_equals_onnxruntimes():
+    x = np.full((1, 1, 8421505), 255, np.uint8)
+    arguments = scalars("uint8", 0.5, 0, 0.5, 128)
+    (theirs,) = session("uint8", 0).run(
+        None, dict(zip(["X", "x_scale", "x_zero_point", "y_scale", "y_zero_point"], [x, *arguments], strict=True))
+    )
+    assert ours(x, arguments).item() == theirs.item()
+
+
+@pytest.mark.parametrize("channels_last", [0, 1])
+def test_planes_of_2_to_the_24_elements_are_refused(channels_last):
+    x = torch.zeros((), dtype=torch.uint8).expand(1, 1, 2**12, 2**12)
+    x = x.movedim(1, -1) if channels_last else x
+    arguments = [to_tensor(a) for a in scalars("uint8", 1, 0, 1, 0)]
+    with pytest.raises(ValueError, match=r"^QLinearGlobalAveragePool: .*16777216"):
+        torch_onnxpool.qlinear_global_average_pool(x, *arguments, channels_last=channels_last)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_scalars_of_shape_one(dtype):
+    x = np.arange(24).astype(dtype).reshape(1, 2, 3, 4)
+    plain = scalars(dtype, 0.5, 3, 0.25, 5)
+    np.testing.assert_array_equal(ours(x, [a.reshape(1) for a in plain]), ours(x, plain))
+
+
+@pytest.mark.parametrize("channels_last", [0, 1])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_layer_keeps_what_it_was_given(dtype, channels_last):
+    x = np.random.default_rng(0).integers(0, 100, (2, 3, 4, 5)).astype(dtype)
+    arguments = [to_tensor(a) for a in scalars(dtype, 0.5, 3, 0.25, 5)]
+    names = ["x_scale", "x_zero_point", "y_scale", "y_zero_point"]
+    wanted = torch_onnxpool.qlinear_global_average_pool(to_tensor(x), *arguments, channels_last=channels_last)
+    for given in range(16):
+        kept = {name: a for bit, (name, a) in enumerate(zip(names, arguments, strict=True)) if given >> bit & 1}
+        passed = [a for name, a in zip(names, arguments, strict=True) if name not in kept]
+        layer = torch_onnxpool.QLinearGlobalAveragePool(**kept, channels_last=channels_last)
+        assert set(layer.state_dict()) == set(kept) == {name for name, _ in layer.named_buffers()}
+        assert torch.equal(layer(to_tensor(x), *passed), wanted)
+        for wrong in (arguments[: len(passed) + 1], passed[:-1]):
+            if len(wrong) != len(passed):
+                with pytest.raises((ValueError, TypeError), match=r"QLinearGlobalAveragePool|forward"):
+                    layer(to_tensor(x), *wrong)
+
+
+def test_buffers_are_loaded_and_moved():
+    one = torch_onnxpool.QLinearGlobalAveragePool(0.5, torch.tensor(3, dtype=torch.uint8), 0.25, np.uint8(5))
+    assert [b.dtype for _, b in one.named_buffers()] == [torch.float32, torch.uint8, torch.float32, torch.uint8]
+    assert all(b.shape == () for _, b in one.named_buffers())
+    other = torch_onnxpool.QLinearGlobalAveragePool(1.0, np.uint8(0), 1.0, np.uint8(0))
+    other.load_state_dict(one.state_dict())
+    x = torch.randint(0, 255, (1, 2, 3, 4), dtype=torch.uint8)
+    assert torch.equal(one(x), other(x))

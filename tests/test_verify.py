@@ -1,0 +1,287 @@
+"""`python -m torch_onnxpool verify`: what it finds, what it says, and its exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from torch_onnxpool.__main__ import main
+from torch_onnxpool.onnx import verify
+from torch_onnxpool.onnx.importer import layer_from_node
+
+LIGHT_MODELS = sorted(Path(onnx.__file__).parent.glob("backend/test/data/light/light_*.onnx"))
+IMAGE = [1, 2, 7, 7]
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def save(
+    path, nodes, *, shape=IMAGE, opset=21, initializers=(), functions=(), element_type=TensorProto.FLOAT, **options
+):
+    """A model from X to all outputs of its last node."""
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("X", element_type, shape)],
+        [helper.make_empty_tensor_value_info(name) for name in nodes[-1].output],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in dict(initializers).items()],
+    )
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1), helper.make_opsetid("local", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=10), path, **options)
+    return str(path)
+
+
+def max_pool(**attributes):
+    return helper.make_node("MaxPool", ["X"], ["Y"], kernel_shape=[2, 2], **attributes)
+
+
+def run(capsys, *arguments):
+    """Exit code, standard output, standard error."""
+    code = main(["verify", *map(str, arguments)])
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("path", LIGHT_MODELS, ids=lambda path: path.stem)
+def test_real_architectures(path):
+    model = verify.Model(path)
+    reports = list(model.compare())
+    assert reports
+    assert not model.others
+    for report in reports:
+        assert not report.mismatch
+        assert not report.explained_by
+        assert set(report.differences) == {"model", "random"}
+
+
+def test_there_are_nine_real_architectures():
+    assert len(LIGHT_MODELS) == 9
+
+
+def test_every_operator(tmp_path, capsys):
+    nodes = [
+        helper.make_node("Neg", ["X"], ["a"]),
+        helper.make_node(
+            "AveragePool", ["a"], ["b"], kernel_shape=[3, 3], dilations=[2, 2], pads=[1, 2, 2, 1], count_include_pad=1
+        ),
+        helper.make_node("LpPool", ["b"], ["c"], kernel_shape=[2, 2], p=3, pads=[0, 0, 1, 1]),
+        helper.make_node("MaxPool", ["c"], ["d", "indices"], kernel_shape=[2, 2], storage_order=1),
+        helper.make_node("GlobalMaxPool", ["d"], ["e"]),
+        helper.make_node("GlobalAveragePool", ["c"], ["f"]),
+        helper.make_node("GlobalLpPool", ["d"], ["g"], p=1),
+        helper.make_node("QuantizeLinear", ["c", "scale", "zero"], ["h"]),
+        helper.make_node(
+            "QLinearGlobalAveragePool", ["h", "scale", "zero", "scale", "zero"], ["i"], domain="com.microsoft"
+        ),
+        helper.make_node("MaxPool", ["h"], ["j"], kernel_shape=[2, 2]),
+        helper.make_node("Add", ["f", "g"], ["Y"]),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, initializers={"scale": np.float32(0.02), "zero": np.uint8(7)})
+    code, out, _ = run(capsys, path)
+    assert code == 0, out
+    assert "8 pooling nodes compared, 0 mismatches" in out
+    for shown in ("AveragePool-19", "LpPool-18", "MaxPool-12", "GlobalLpPool-2", "dilations 2×2", "1×2×7×7", "uint8"):
+        assert shown in out
+
+
+@pytest.mark.parametrize("factor", [1 + 1e-5, 2.0, float("nan")])
+@pytest.mark.parametrize("op_type", ["AveragePool", "LpPool", "MaxPool"])
+def test_a_wrong_layer_is_a_mismatch(tmp_path, capsys, monkeypatch, op_type, factor):
+    class Wrong(torch.nn.Module):
+        def __init__(self, right):
+            super().__init__()
+            self.right, self.kernel_shape, self.p = right, right.kernel_shape, getattr(right, "p", 1)
+
+        def forward(self, x):
+            return self.right(x) * factor
+
+    Wrong.__name__ = op_type
+    monkeypatch.setattr(verify, "layer_from_node", lambda *node: Wrong(layer_from_node(*node)))
+    path = save(tmp_path / "m.onnx", [helper.make_node(op_type, ["X"], ["Y"], kernel_shape=[2, 2])])
+    code, out, _ = run(capsys, path)
+    assert code == 1
+    assert "MISMATCH" in out
+
+
+def test_a_refused_node_is_a_mismatch(tmp_path, capsys, monkeypatch):
+    def refuse(*node):
+        raise ValueError("MaxPool: not today")
+
+    monkeypatch.setattr(verify, "layer_from_node", refuse)
+    code, out, _ = run(capsys, save(tmp_path / "m.onnx", [max_pool()]))
+    assert code == 1
+    assert "not today" in out
+
+
+def test_a_row_of_the_ledger_is_no_mismatch(tmp_path, capsys):
+    path = save(tmp_path / "m.onnx", [max_pool()])
+    np.savez(tmp_path / "x.npz", X=np.full(IMAGE, -np.inf, np.float32))
+    code, out, _ = run(capsys, path, "--input", tmp_path / "x.npz")
+    assert code == 0, out
+    assert "differs (ledger: max-neginf)" in out
+
+
+def test_what_no_row_explains_is_a_mismatch_beside_what_one_does(tmp_path, capsys, monkeypatch):
+    """The row about windows of -inf excuses those windows, not the others."""
+
+    class Wrong(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.max_pool2d(x, 2, 1).clamp(max=0)
+
+    Wrong.__name__ = "MaxPool"
+    monkeypatch.setattr(verify, "layer_from_node", lambda *node: Wrong())
+    x = np.ones(IMAGE, np.float32)
+    x[..., :3] = -np.inf
+    np.savez(tmp_path / "x.npz", X=x)
+    code, out, _ = run(capsys, save(tmp_path / "m.onnx", [max_pool()]), "--input", tmp_path / "x.npz")
+    assert code == 1, out
+
+
+def test_pools_that_cannot_be_compared_are_named(tmp_path, capsys):
+    def branch(name):
+        pool = helper.make_node("MaxPool", ["X"], [f"{name}_y"], name=f"{name}_pool", kernel_shape=[2, 2])
+        return helper.make_graph([pool], name, [], [helper.make_empty_tensor_value_info(f"{name}_y")])
+
+    nodes = [
+        helper.make_node("GlobalMaxPool", ["X"], ["g"]),
+        helper.make_node("MaxRoiPool", ["X", "rois"], ["r"], name="regions", pooled_shape=[1, 1]),
+        helper.make_node("ReduceMax", ["g"], ["m"], keepdims=0),
+        helper.make_node("Cast", ["m"], ["condition"], to=TensorProto.BOOL),
+        helper.make_node(
+            "If", ["condition"], ["Y"], name="choose", then_branch=branch("yes"), else_branch=branch("no")
+        ),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, initializers={"rois": np.zeros((1, 5), np.float32)})
+    code, out, _ = run(capsys, path)
+    assert code == 0, out
+    assert "1 pooling nodes compared" in out
+    for name in ("choose/yes_pool", "choose/no_pool", "regions"):
+        assert name in out
+    assert out.count("not compared") == 3
+
+
+def test_pools_in_local_functions_are_compared(tmp_path, capsys):
+    body = [helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2])]
+    function = helper.make_function("local", "Pooled", ["x"], ["y"], body, [helper.make_opsetid("", 21)])
+    node = helper.make_node("Pooled", ["X"], ["Y"], domain="local")
+    code, out, _ = run(capsys, save(tmp_path / "m.onnx", [node], functions=[function]))
+    assert code == 0, out
+    assert "1 pooling nodes compared" in out
+
+
+def test_open_dimensions_and_nodes_behind_the_last_pool(tmp_path, capsys):
+    """What no pool needs is not run: the Gemm's shapes do not fit."""
+    nodes = [max_pool(), helper.make_node("Gemm", ["Y", "w"], ["Z"])]
+    path = save(tmp_path / "m.onnx", nodes, shape=["N", 3, "H", "W"], initializers={"w": np.zeros((5, 5), np.float32)})
+    code, out, _ = run(capsys, path)
+    assert code == 0, out
+    assert "1×3×224×224" in out
+
+
+def test_external_weights(tmp_path, capsys):
+    nodes = [
+        helper.make_node("Conv", ["X", "w"], ["c"]),
+        helper.make_node("MaxPool", ["c"], ["Y"], kernel_shape=[2, 2]),
+    ]
+    weights = {"w": np.ones((3, 2, 3, 3), np.float32)}
+    (tmp_path / "folder").mkdir()
+    path = save(
+        tmp_path / "folder" / "m.onnx", nodes, initializers=weights, save_as_external_data=True, size_threshold=0
+    )
+    assert run(capsys, path)[0] == 0
+
+
+def test_seed(tmp_path):
+    path = save(tmp_path / "m.onnx", [helper.make_node("AveragePool", ["X"], ["Y"], kernel_shape=[7, 7])])
+    first, same, other = ([r.differences for r in verify.Model(path).compare(seed=seed)] for seed in (1, 1, 2))
+    assert first == same
+    assert first != other
+
+
+def test_no_pools(tmp_path, capsys):
+    code, out, _ = run(capsys, save(tmp_path / "m.onnx", [helper.make_node("Relu", ["X"], ["Y"])]))
+    assert code == 0
+    assert "no pooling nodes" in out
+
+
+def test_what_onnxruntime_cannot_run_names_the_row(tmp_path, capsys):
+    path = save(tmp_path / "m.onnx", [helper.make_node("GlobalLpPool", ["X"], ["Y"], name="last")], opset=22)
+    code, _, err = run(capsys, path)
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert "last: global-lp-22" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "No such file"),
+        (b"", "not an ONNX model"),
+        (b"MZ\x90\x00\x03", "not an ONNX model"),
+        (b"hello\n", "not an ONNX model"),
+    ],
+)
+def test_a_file_that_is_no_model(tmp_path, capsys, content, said):
+    if content is not None:
+        (tmp_path / "m.onnx").write_bytes(content)
+    code, _, err = run(capsys, tmp_path / "m.onnx")
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert "m.onnx" in err
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"Z": np.zeros(IMAGE, np.float32)}, "missing inputs ['X'], given are ['Z']"),
+        ({"X": np.zeros(IMAGE, np.int64)}, "Unexpected input data type"),
+        ({"X": np.zeros([1, 2, 7], np.float32)}, "Invalid rank for input: X"),
+    ],
+)
+def test_inputs_that_do_not_fit(tmp_path, capsys, arrays, said):
+    np.savez(tmp_path / "x.npz", **arrays)
+    code, _, err = run(capsys, save(tmp_path / "m.onnx", [max_pool()]), "--input", tmp_path / "x.npz")
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert said in err
+
+
+@pytest.mark.parametrize("content", [b"hello", b"", b"\x93NUMPY\x01\x00", None])
+def test_an_input_file_that_is_none(tmp_path, capsys, content):
+    if content is not None:
+        (tmp_path / "x.npz").write_bytes(content)
+    code, _, err = run(capsys, save(tmp_path / "m.onnx", [max_pool()]), "--input", tmp_path / "x.npz")
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert "x.npz" in err
+
+
+def test_several_files(tmp_path, capsys):
+    """One that cannot be verified does not keep the others from it."""
+    good = save(tmp_path / "good.onnx", [max_pool()])
+    code, out, err = run(capsys, good, tmp_path / "none.onnx", good)
+    assert code == 2
+    assert "2 pooling nodes compared, 0 mismatches, 1 files not verified" in out
+    assert "none.onnx" in err
+
+
+@pytest.mark.parametrize("package", ["rich", "onnxruntime"])
+def test_a_missing_package_is_named_with_its_extra(package, tmp_path):
+    program = f"import sys; sys.modules[{package!r}] = None; from torch_onnxpool.__main__ import main; sys.exit(main())"
+    finished = subprocess.run(
+        [sys.executable, "-c", program, "verify", "m.onnx"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert finished.returncode == 2
+    assert len(finished.stderr.splitlines()) == 1
+    assert package in finished.stderr
+    assert "torch_onnxpool[verify]" in finished.stderr
