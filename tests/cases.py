@@ -364,7 +364,7 @@ def spoil(case: Case, dtype: str, rng: np.random.Generator) -> tuple[Case, str]:
     elif rule == "p":
         attributes["p"] = float(rng.choice([0.5, 0.0, -1.0, math.nan, math.inf]))
     elif rule == "scale":
-        scalars[2 * rng.integers(0, 2)] = float(rng.choice([0.0, -1.0, 256.0, 2.0**-33, math.nan]))
+        scalars[2 * rng.integers(0, 2)] = float(rng.choice([0.0, -1.0, 1e9, 1e-20, math.nan, math.inf]))
     elif rule == "zero_point_shape":
         scalars[1] = [0, 0]
     elif rule == "zero_point_type":

@@ -272,7 +272,6 @@ def qlinear_global_average_pool(x, x_scale, x_zero_point, y_scale, y_zero_point,
     require(x.dtype in BYTES and x_zero_point.dtype == x.dtype and y_zero_point.dtype == x.dtype, "element type")
     require(x_scale.dtype == np.float32 and y_scale.dtype == np.float32, "scales are float32")
     require(all(a.shape in ((), (1,)) for a in (x_scale, x_zero_point, y_scale, y_zero_point)), "scalars")
-    require(all(2**-32 <= s.item() < 256 for s in (x_scale, y_scale)), "scales are in [2^-32, 256)")
     require(channels_last in (0, 1), "channels_last is 0 or 1")
     require(x.ndim >= 3, "at least one spatial dimension")
     planes = np.moveaxis(x, -1, 1) if channels_last else x
@@ -281,7 +280,9 @@ def qlinear_global_average_pool(x, x_scale, x_zero_point, y_scale, y_zero_point,
     require(n < 2**24, "fewer than 2^24 elements in a plane")
     x_zero, y_zero = x_zero_point.item(), y_zero_point.item()
     low, high = np.iinfo(x.dtype).min, np.iinfo(x.dtype).max
-    scale = np.float32(x_scale.item()) / (np.float32(y_scale.item()) * np.float32(n))
+    with np.errstate(all="ignore"):
+        scale = np.float32(x_scale.item()) / (np.float32(y_scale.item()) * np.float32(n))
+    require(2**-32 <= scale < 256, "x_scale / (y_scale * n) is in [2^-32, 256)")
     y = np.empty((*planes.shape[:2], *(1 for _ in planes.shape[2:])), dtype=x.dtype)
     for o in itertools.product(*map(range, planes.shape[:2])):
         total = int(planes[o].sum(dtype=np.int64)) - x_zero * n

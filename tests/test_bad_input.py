@@ -16,10 +16,10 @@ X = torch.ones(1, 2, 6, 6)
 HUGE = 2**62
 
 # For every attribute of a windowed operator with two spatial axes, what it may not be.
-LISTS = [0, -1, HUGE, 2**31, [0, 1], [1, 0], [-3, 1], [HUGE, 1], [1, 2**31], [], [2], [2, 2, 2], "2", "22", 1.5, [1.5, 2],
-         ["2", "2"], [None, 2], [[2, 2]], [[2], [2]], {2: 2}, torch.ones(2)]  # fmt: skip
-PADS = [-1, HUGE, 2**31, [0, -1, 0, 0], [HUGE, 0, 0, 0], [0, 0, 0, 2**31], [], [1], [1, 1], [1] * 3, [1] * 5, "1111", 0.5,
-        [0.5, 0, 0, 0], ["1"] * 4, [None] * 4, [[1, 1], [1, 1]], {1: 1}]  # fmt: skip
+LISTS = [0, -1, HUGE, 2**31, [0, 1], [1, 0], [-3, 1], [HUGE, 1], [1, 2**31], [], [2], [2, 2, 2], "2", "22", 1.5,
+         [1.5, 2], ["2", "2"], [None, 2], [[2, 2]], [[2], [2]], {2: 2}, torch.ones(2)]  # fmt: skip
+PADS = [-1, HUGE, 2**31, [0, -1, 0, 0], [HUGE, 0, 0, 0], [0, 0, 0, 2**31], [], [1], [1, 1], [1] * 3, [1] * 5, "1111",
+        0.5, [0.5, 0, 0, 0], ["1"] * 4, [None] * 4, [[1, 1], [1, 1]], {1: 1}]  # fmt: skip
 FLAGS = [-1, 2, HUGE, "1", 0.5, 1.0, None, [1], [], {}]
 AUTO_PAD = ["", "SAME", "same_upper", "NOTSET ", "EXPLICIT", 0, 1, HUGE, -1, 1.5, None, ["VALID"]]
 P = [0, -1, 0.5, 0.999999, math.nan, math.inf, -math.inf, -HUGE, "2", None, [2], {}]
@@ -51,11 +51,6 @@ def identify(value) -> str:
     return repr(value).replace(" ", "")[:40]
 
 
-def words(value) -> str:
-    """How a message shows a value: by its text, whatever the quotes, brackets and signs around it."""
-    return str(value[0] if isinstance(value, list) and len(value) == 1 else value)
-
-
 @pytest.mark.parametrize(("operator", "name", "value"), BAD_ATTRIBUTES, ids=identify)
 def test_functions_refuse_bad_attributes(operator, name, value):
     attributes = ({} if operator in GLOBAL else {"kernel_shape": [2, 2]}) | {name: value}
@@ -64,12 +59,9 @@ def test_functions_refuse_bad_attributes(operator, name, value):
     assert f"got {name}=" in str(refusal.value), "the message shows the value"
 
 
-KNOWN_WITH_THE_RANK = {"strides": [[], [2], [2, 2, 2]], "dilations": [[], [2], [2, 2, 2]]}
-
-
 @pytest.mark.parametrize(("operator", "name", "value"), BAD_ATTRIBUTES, ids=identify)
 def test_layers_refuse_bad_attributes_at_construction(operator, name, value):
-    """All that can be known before there is an input; a list's length must match that of kernel_shape."""
+    """Whatever can be known before there is an input; a list's length must match that of kernel_shape."""
     if name == "kernel_shape" and value in ([2], [2, 2, 2]):
         pytest.skip("legal for inputs of another rank")
     attributes = ({} if operator in GLOBAL else {"kernel_shape": [2, 2]}) | {name: value}
@@ -165,10 +157,10 @@ GOOD = {
     "y_scale": torch.tensor(0.25),
     "y_zero_point": torch.tensor(5, dtype=torch.uint8),
 }
-BAD_SCALES = [*(torch.tensor(s) for s in (0.0, -1.0, 256.0, 2.0**-33, math.nan, math.inf)), torch.ones(2), torch.ones(1, 1),
-              torch.ones(0), torch.tensor(1.0, dtype=torch.float64), torch.tensor(1), torch.tensor(1.0).half()]  # fmt: skip
+BAD_SCALES = [*(torch.tensor(s) for s in (0.0, -1.0, math.nan, math.inf)), torch.ones(2), torch.ones(1, 1), torch.ones(0),
+              torch.tensor(1.0, dtype=torch.float64), torch.tensor(1), torch.tensor(1.0).half(), 1.0, None]  # fmt: skip
 BAD_ZERO_POINTS = [torch.tensor(0, dtype=torch.int8), torch.tensor(0), torch.tensor(0.0),
-                   *(torch.zeros(s, dtype=torch.uint8) for s in ((2,), (1, 1), (0,)))]  # fmt: skip
+                   *(torch.zeros(s, dtype=torch.uint8) for s in ((2,), (1, 1), (0,))), 0, None]  # fmt: skip
 BAD_SCALARS = [(n, v) for n in ("x_scale", "y_scale") for v in BAD_SCALES] + [
     (n, v) for n in ("x_zero_point", "y_zero_point") for v in BAD_ZERO_POINTS
 ]
@@ -186,20 +178,29 @@ def test_quantised_channels_last(value):
         lambda: torch_onnxpool.qlinear_global_average_pool(BYTES, **GOOD, channels_last=value),
         lambda: torch_onnxpool.QLinearGlobalAveragePool(channels_last=value),
     ):
-        with pytest.raises(ValueError, match="^QLinearGlobalAveragePool: channels_last .*got channels_last="):
+        with pytest.raises(ValueError, match=r"^QLinearGlobalAveragePool: channels_last .*got channels_last="):
             build()
 
 
-@pytest.mark.parametrize("x", [torch.ones(1, 2, 3), torch.ones(1, 2, 3).int(), BYTES[0, 0], BYTES[:, :0], BYTES[..., :0]],
-                         ids=["float32", "int32", "rank 2", "no channels", "empty plane"])  # fmt: skip
+BAD_INPUTS = {
+    "float32": torch.ones(1, 2, 3),
+    "int32": torch.ones(1, 2, 3).int(),
+    "rank 2": BYTES[0, 0],
+    "empty in channels or plane": BYTES[:, :0],
+    "empty in plane or channels": BYTES[..., :0],
+    "no tensor": [[[1]]],
+}
+
+
+@pytest.mark.parametrize("x", BAD_INPUTS.values(), ids=BAD_INPUTS)
 @pytest.mark.parametrize("channels_last", [0, 1])
 def test_quantised_inputs(x, channels_last):
-    with pytest.raises(ValueError, match="^QLinearGlobalAveragePool: "):
+    with pytest.raises(ValueError, match=r"^QLinearGlobalAveragePool: "):
         torch_onnxpool.qlinear_global_average_pool(x, **GOOD, channels_last=channels_last)
 
 
 @pytest.mark.parametrize("name", ["x_scale", "y_scale"])
-@pytest.mark.parametrize("value", [0.0, -1.0, 256.0, math.nan, math.inf, "1", [1.0, 2.0], HUGE])
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf, "1", [1.0, 2.0]])
 def test_quantised_layers_refuse_bad_scales(name, value):
     with pytest.raises(ValueError, match=f"^QLinearGlobalAveragePool: .*{name}"):
         torch_onnxpool.QLinearGlobalAveragePool(**{name: value})
@@ -221,13 +222,13 @@ OPS = torch.ops.torch_onnxpool
 
 def test_the_dispatchers_operators_refuse_by_themselves():
     """Exported programs call them without the functions around them."""
-    with pytest.raises(ValueError, match="^AveragePool: kernel_shape must be >= 1, got kernel_shape="):
+    with pytest.raises(ValueError, match=r"^AveragePool: kernel_shape must be >= 1, got kernel_shape="):
         OPS.average_pool(X, [0, 1])
-    with pytest.raises(ValueError, match="^LpPool: p must be .*got p=0.5"):
+    with pytest.raises(ValueError, match=r"^LpPool: p must be .*got p=0.5"):
         OPS.lp_pool(X, [1, 1], p=0.5)
-    with pytest.raises(ValueError, match="^MaxPool: storage_order must be 0 or 1, got storage_order=2"):
+    with pytest.raises(ValueError, match=r"^MaxPool: storage_order must be 0 or 1, got storage_order=2"):
         OPS.max_pool_with_indices(X, [1, 1], storage_order=2)
-    with pytest.raises(ValueError, match="^GlobalMaxPool: X must be of type"):
+    with pytest.raises(ValueError, match=r"^GlobalMaxPool: X must be of type"):
         OPS.global_max_pool(X.int())
 
 

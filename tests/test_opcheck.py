@@ -106,9 +106,9 @@ def test_meta_tensors():
 @pytest.mark.parametrize("attributes", [{"kernel_shape": [0, 2]}, {"kernel_shape": [9, 9]}, {"kernel_shape": [2]},
                                         {"kernel_shape": [2, 2], "pads": [0, 0, -1, 0]}])  # fmt: skip
 def test_fake_tensors_refuse_what_real_ones_refuse(attributes):
-    with pytest.raises(ValueError, match="^MaxPool: ") as real:
+    with pytest.raises(ValueError, match=r"^MaxPool: ") as real:
         torch_onnxpool.max_pool(torch.ones(1, 1, 4, 4), **attributes)
-    with FakeTensorMode(), pytest.raises(ValueError, match="^MaxPool: ") as fake:
+    with FakeTensorMode(), pytest.raises(ValueError, match=r"^MaxPool: ") as fake:
         torch_onnxpool.max_pool(torch.ones(1, 1, 4, 4), **attributes)
     assert str(fake.value) == str(real.value)
 
@@ -284,7 +284,7 @@ def test_vmap_of_empty_batches(device):
 def test_vmap_over_scales_is_refused(device):
     x = torch.randint(0, 255, (4, 2, 3, 4, 5), dtype=torch.uint8, device=device)
     zero, scale = torch.tensor(3, dtype=torch.uint8, device=device), torch.tensor(0.5, device=device)
-    with pytest.raises(ValueError, match="^QLinearGlobalAveragePool: .*vmap"):
+    with pytest.raises(ValueError, match=r"^QLinearGlobalAveragePool: .*vmap"):
         torch.func.vmap(lambda x, x_scale: torch_onnxpool.qlinear_global_average_pool(x, x_scale, zero, scale, zero))(
             x, scale.expand(4)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -54,8 +55,15 @@ def session(dtype: str, channels_last: int) -> onnxruntime.InferenceSession:
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
+    options.log_severity_level = 4  # refusals are expected and raise
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def run_onnxruntime(x: np.ndarray, arguments: list[np.ndarray], channels_last: int = 0) -> np.ndarray:
+    model = session(str(x.dtype), channels_last)
+    names = [i.name for i in model.get_inputs()]
+    return model.run(None, dict(zip(names, [x, *arguments], strict=True)))[0]
 
 
 @pytest.mark.parametrize("channels_last", [0, 1])
@@ -65,7 +73,6 @@ def test_bit_for_bit_with_onnxruntime(dtype, channels_last, seed):
     """20 * 300 random cases."""
     rng = np.random.default_rng(seed)
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-    model = session(dtype, channels_last)
     for _ in range(300):
         rank = int(rng.integers(1, 4))
         shape = rng.integers(1, [4, 9, *[[40, 12, 6][rank - 1]] * rank])
@@ -79,7 +86,7 @@ def test_bit_for_bit_with_onnxruntime(dtype, channels_last, seed):
             x_scale * rng.choice([2.0 ** rng.uniform(-4, 4), 1.0, 0.5, 2.0, 0.25]),
             rng.integers(low, high + 1),
         )
-        (theirs,) = model.run(None, dict(zip([i.name for i in model.get_inputs()], [x, *arguments], strict=True)))
+        theirs = run_onnxruntime(x, arguments, channels_last)
         np.testing.assert_array_equal(ours(x, arguments, channels_last), theirs, f"{shape}, {arguments}")
         np.testing.assert_array_equal(
             oracle.qlinear_global_average_pool(x, *arguments, channels_last=channels_last), theirs
@@ -105,15 +112,33 @@ def test_halves_go_to_the_even_neighbour(dtype, channels_last):
             assert y.item() == even + zero_point
 
 
+# x_scale and y_scale for planes of four elements: the lowest and the largest factor, and some between
+LIMITS = [(2.0**-30, 1.0), (1e-35, 1e-35 * 2.0**30), (1023.9999, 1.0), (255.99998, 0.25), (1.0, 1.0), (-0.5, -0.25)]
+
+
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("x_scale", [2.0**-32, 0.001, 1.0, 255.99998])
-@pytest.mark.parametrize("y_scale", [2.0**-32, 0.001, 1.0, 255.99998])
+@pytest.mark.parametrize(("x_scale", "y_scale"), LIMITS)
 def test_saturation_at_every_zero_point(dtype, x_scale, y_scale):
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-    x = np.array([low, low, -1 % 256 if dtype == "uint8" else -1, 0, 1, high, high, high], dtype).reshape(2, 2, 2)
+    x = np.array([low, low, low + 1, 0, 1, high, high, high], dtype).reshape(1, 2, 4)
     for x_zero_point in (low, low + 1, 0, high):
         for y_zero_point in (low, low + 1, 0, high):
             assert_equals_oracle(x, scalars(dtype, x_scale, x_zero_point, y_scale, y_zero_point))
+
+
+REFUSED = [(2.0**-32 * 0.999, 1.0), (1024.0, 1.0), (0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (1.0, -1.0), (1.0, math.inf),
+           (math.inf, 1.0), (math.nan, 1.0), (1.0, math.nan), (3e38, 1e-38)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("x_scale", "y_scale"), REFUSED)
+def test_factors_out_of_range_are_refused(x_scale, y_scale):
+    """Without a NaN, onnxruntime refuses the same ones."""
+    x, arguments = np.ones((1, 1, 4), np.uint8), scalars("uint8", x_scale, 0, y_scale, 0)
+    with pytest.raises(ValueError, match=r"^QLinearGlobalAveragePool: .*x_scale.*y_scale"):
+        ours(x, arguments)
+    if not math.isnan(x_scale + y_scale):
+        with pytest.raises(Exception, match="out of computation range"):
+            run_onnxruntime(x, arguments)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -144,9 +169,7 @@ def test_sums_wrap_modulo_2_to_the_32(value, zero_point, n):
 def test_a_wrapped_sum_equals_onnxruntimes():
     x = np.full((1, 1, 8421505), 255, np.uint8)
     arguments = scalars("uint8", 0.5, 0, 0.5, 128)
-    (theirs,) = session("uint8", 0).run(
-        None, dict(zip(["X", "x_scale", "x_zero_point", "y_scale", "y_zero_point"], [x, *arguments], strict=True))
-    )
+    theirs = run_onnxruntime(x, arguments)
     assert ours(x, arguments).item() == theirs.item()
 
 
