@@ -1,0 +1,49 @@
+"""Exact ONNX pooling for PyTorch: layers and functions with ONNX's names, defaults and numbers.
+
+``torch.onnx.export`` writes each of them as the one matching ONNX node; ``torch_onnxpool.onnx.layer_from_node`` goes the
+way back. Importing this package loads torch and nothing else.
+"""
+
+from torch_onnxpool import functional, layers
+from torch_onnxpool.functional import (
+    average_pool,
+    global_average_pool,
+    global_lp_pool,
+    global_max_pool,
+    lp_pool,
+    max_pool,
+    qlinear_global_average_pool,
+)
+from torch_onnxpool.layers import (
+    AveragePool,
+    GlobalAveragePool,
+    GlobalLpPool,
+    GlobalMaxPool,
+    LpPool,
+    MaxPool,
+    QLinearGlobalAveragePool,
+)
+from torch_onnxpool.onnx import _hooks
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AveragePool",
+    "GlobalAveragePool",
+    "GlobalLpPool",
+    "GlobalMaxPool",
+    "LpPool",
+    "MaxPool",
+    "QLinearGlobalAveragePool",
+    "average_pool",
+    "functional",
+    "global_average_pool",
+    "global_lp_pool",
+    "global_max_pool",
+    "layers",
+    "lp_pool",
+    "max_pool",
+    "qlinear_global_average_pool",
+]
+
+_hooks.install()  # torch.onnx.export learns the operators when it is first used

@@ -1,0 +1,313 @@
+"""ONNX's pooling operators as functions on tensors, with ONNX's argument names and defaults.
+
+All functions take ``X`` of shape ``[N, C, D1, ..., Dr]`` with any number ``r >= 1`` of spatial axes, in any memory layout;
+the result is channels last if ``X`` is, otherwise contiguous. Lists have one entry for each spatial axis (``pads`` two);
+an int stands for a list that repeats it. Bad input raises ``ValueError`` naming the operator, the rule and the values,
+before any memory is touched.
+
+Along one axis of ``n`` elements, a window has the taps ``t = o * stride - pad_begin + j * dilation`` for
+``0 <= j < kernel``. Those with ``0 <= t < n`` are its data. With the effective kernel ``K = (kernel - 1) * dilation + 1``
+the number of windows is
+
+* ``floor((n + pad_begin + pad_end - K) / stride) + 1``, or
+* ``ceil((n + pad_begin + pad_end - K) / stride) + 1`` with ``ceil_mode=1``, where a last window that would start in the
+  end padding is dropped, or
+* ``ceil(n / stride)`` with ``auto_pad`` SAME_UPPER or SAME_LOWER, which pad evenly and put an odd element at the end or
+  at the beginning. VALID means no padding.
+
+Source: the ONNX operator documentation, https://onnx.ai/onnx/operators/; where it is silent, what onnxruntime computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Real
+from operator import index
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_onnxpool._registrations import OPERATORS, Operator, PoolFunction, apply_pool_function, below_autograd
+
+__all__ = [
+    "average_pool",
+    "global_average_pool",
+    "global_lp_pool",
+    "global_max_pool",
+    "lp_pool",
+    "max_pool",
+    "qlinear_global_average_pool",
+]
+
+Ints = int | Sequence[int]
+
+_AVERAGE_POOL = OPERATORS["average_pool"]
+_LP_POOL = OPERATORS["lp_pool"]
+_MAX_POOL = OPERATORS["max_pool"]
+_MAX_POOL_WITH_INDICES = OPERATORS["max_pool_with_indices"]
+_GLOBAL_AVERAGE_POOL = OPERATORS["global_average_pool"]
+_GLOBAL_LP_POOL = OPERATORS["global_lp_pool"]
+_GLOBAL_MAX_POOL = OPERATORS["global_max_pool"]
+_GLOBAL_MAX_POOL_WITH_INDICES = OPERATORS["global_max_pool_with_indices"]
+_QLINEAR_GLOBAL_AVERAGE_POOL = OPERATORS["qlinear_global_average_pool"]
+
+
+def average_pool(
+    X: Tensor,
+    kernel_shape: Ints,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
+    """Average of each window: the sum of its data divided by their number, as ONNX AveragePool.
+
+    With ``count_include_pad=1`` it is divided by the number of taps in data and padding; taps beyond the end padding,
+    which only ``ceil_mode=1`` brings, never count. A window without data gives 0.
+
+    Args:
+        X: ``[N, C, D1, ..., Dr]`` of float16, bfloat16, float32 or float64. float32 is summed in float64, half precision
+            in float32; the result is rounded once.
+        kernel_shape: window size in elements, >= 1.
+        auto_pad: NOTSET, SAME_UPPER, SAME_LOWER or VALID; excludes ``pads`` unless NOTSET.
+        ceil_mode: 1 rounds the number of windows up.
+        count_include_pad: 1 counts padding in the divisor.
+        dilations: distance between taps, default 1.
+        pads: padding ``[begin of each axis, end of each axis]``, >= 0, default 0. May exceed the kernel.
+        strides: distance between windows, default 1.
+
+    Opsets: 1, 7 (count_include_pad), 10 (ceil_mode), 11, 19 (dilations), 22 (bfloat16).
+    """
+    attributes = _window(X, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
+    if count_include_pad:
+        attributes["count_include_pad"] = count_include_pad
+    return _call(_AVERAGE_POOL, X, attributes)
+
+
+def lp_pool(
+    X: Tensor,
+    kernel_shape: Ints,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints | None = None,
+    p: float = 2,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
+    """p-norm of each window, ``(sum over its data of |x|^p)^(1/p)``, as ONNX LpPool.
+
+    The result is the true value whenever it is representable: powers neither overflow nor vanish on the way. A window
+    without data gives 0. The gradient is ``sign(x) * (|x| / y)^(p-1)``, and 0 where ``y`` is 0.
+
+    Args:
+        X: ``[N, C, D1, ..., Dr]`` of float16, bfloat16, float32 or float64.
+        kernel_shape, auto_pad, ceil_mode, dilations, pads, strides: as in :func:`average_pool`.
+        p: any finite number >= 1. ONNX knows other than integers in opset 1 only.
+
+    Opsets: 1 (p is a float), 2, 11, 18 (ceil_mode, dilations), 22 (bfloat16).
+    """
+    attributes = _window(X, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
+    if p != 2:
+        attributes["p"] = p
+    return _call(_LP_POOL, X, attributes)
+
+
+def max_pool(
+    X: Tensor,
+    kernel_shape: Ints,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    storage_order: int = 0,
+    strides: Ints | None = None,
+    return_indices: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Maximum of each window, as ONNX MaxPool; with ``return_indices=True`` also where it is.
+
+    Padding never competes. NaN wins over everything. A window without data gives the type's lowest finite value.
+    Indices are int64 and flat over the whole tensor, ``(n * C + c) * D1 * ... * Dr + inner``, where ``inner`` is
+    row-major or, with ``storage_order=1``, has the first spatial axis fastest. Of equal maxima the first in row-major
+    order is named; a window without data has index -1. The gradient goes to the element that the index names.
+
+    Args:
+        X: ``[N, C, D1, ..., Dr]`` of float16, bfloat16, float32, float64, int8 or uint8.
+        kernel_shape, auto_pad, ceil_mode, dilations, pads, strides: as in :func:`average_pool`.
+        storage_order: 0 (row-major) or 1 (column-major) Indices.
+        return_indices: return ``(Y, Indices)`` instead of ``Y``.
+
+    Opsets: 1, 8 (Indices, storage_order), 10 (ceil_mode, dilations), 11, 12 (int8, uint8), 22 (bfloat16).
+    """
+    attributes = _window(X, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
+    if storage_order:
+        attributes["storage_order"] = storage_order
+    if return_indices:
+        return _call(_MAX_POOL_WITH_INDICES, X, attributes)
+    return _maximum(_MAX_POOL, _MAX_POOL_WITH_INDICES, X, attributes)
+
+
+def global_average_pool(X: Tensor) -> Tensor:
+    """Average over all spatial axes, as ONNX GlobalAveragePool: ``[N, C, D1, ..., Dr]`` to ``[N, C, 1, ..., 1]``.
+
+    Args:
+        X: float16, bfloat16, float32 or float64.
+
+    Opsets: 1, 22 (bfloat16).
+    """
+    return _call(_GLOBAL_AVERAGE_POOL, X, {})
+
+
+def global_lp_pool(X: Tensor, *, p: float = 2) -> Tensor:
+    """p-norm over all spatial axes, ``(sum of |x|^p)^(1/p)``, as ONNX GlobalLpPool: to ``[N, C, 1, ..., 1]``.
+
+    Range, accuracy and gradient are those of :func:`lp_pool`.
+
+    Args:
+        X: float16, bfloat16, float32 or float64.
+        p: any finite number >= 1. ONNX knows other than integers in opset 1 only.
+
+    Opsets: 1 (p is a float), 2, 22 (bfloat16).
+    """
+    return _call(_GLOBAL_LP_POOL, X, {"p": p} if p != 2 else {})
+
+
+def global_max_pool(X: Tensor) -> Tensor:
+    """Maximum over all spatial axes, as ONNX GlobalMaxPool: ``[N, C, D1, ..., Dr]`` to ``[N, C, 1, ..., 1]``.
+
+    NaN wins over everything. The gradient goes to the first maximum in row-major order.
+
+    Args:
+        X: float16, bfloat16, float32 or float64.
+
+    Opsets: 1, 22 (bfloat16).
+    """
+    return _maximum(_GLOBAL_MAX_POOL, _GLOBAL_MAX_POOL_WITH_INDICES, X, {})
+
+
+def qlinear_global_average_pool(
+    X: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    y_scale: Tensor,
+    y_zero_point: Tensor,
+    *,
+    channels_last: int = 0,
+) -> Tensor:
+    """Average of quantised values over all spatial axes, as com.microsoft QLinearGlobalAveragePool, bit for bit.
+
+    ``round((sum(x) - n * x_zero_point) * (x_scale / (y_scale * n))) + y_zero_point``, saturated, with ``n`` elements in a
+    plane, every step in float32 and halves rounded to even. A value ``q`` stands for ``scale * (q - zero_point)``.
+
+    Args:
+        X: ``[N, C, D1, ..., Dr]``, or ``[N, D1, ..., Dr, C]`` with ``channels_last=1``, of uint8 or int8; a plane has
+            fewer than 2^24 elements.
+        x_scale, y_scale: float32 tensors of one element, with ``x_scale / (y_scale * n)`` in [2^-32, 256).
+        x_zero_point, y_zero_point: tensors of one element, of X's type.
+        channels_last: 1 if the channels are X's last dimension.
+
+    Returns:
+        A tensor of X's type with every spatial dimension 1. There is no gradient.
+
+    Opset: com.microsoft 1.
+    """
+    attributes = {"channels_last": channels_last} if channels_last else {}
+    try:
+        return _QLINEAR_GLOBAL_AVERAGE_POOL.op(X, x_scale, x_zero_point, y_scale, y_zero_point, **attributes)
+    except _WRONG_TYPE:
+        tensors = {"x_scale": x_scale, "x_zero_point": x_zero_point, "y_scale": y_scale, "y_zero_point": y_zero_point}
+        refuse_wrong_types("QLinearGlobalAveragePool", X=X, **tensors, **attributes)
+        raise
+
+
+def _window(
+    X: Tensor,
+    kernel_shape: Ints,
+    auto_pad: str,
+    ceil_mode: int,
+    dilations: Ints | None,
+    pads: Ints | None,
+    strides: Ints | None,
+) -> dict[str, Any]:
+    """The attributes that differ from their defaults: every one that is passed costs 0.4 us."""
+    attributes: dict[str, Any] = {"kernel_shape": _repeated(kernel_shape, X, 1)}
+    if auto_pad != "NOTSET":
+        attributes["auto_pad"] = auto_pad
+    if ceil_mode:
+        attributes["ceil_mode"] = ceil_mode
+    if dilations is not None:
+        attributes["dilations"] = _repeated(dilations, X, 1)
+    if pads is not None:
+        attributes["pads"] = _repeated(pads, X, 2)
+    if strides is not None:
+        attributes["strides"] = _repeated(strides, X, 1)
+    return attributes
+
+
+def _repeated(value: Ints, X: Tensor, entries_per_axis: int) -> Sequence[int]:
+    return [value] * (entries_per_axis * (X.dim() - 2)) if isinstance(value, int) else value
+
+
+def _maximum(plain: Operator, with_indices: Operator, X: Tensor, attributes: dict[str, Any]) -> Tensor:
+    """A maximum that keeps its indices if a gradient will want them; an exporter shall see the plain operator."""
+    if _wants_gradient(X) and not torch.compiler.is_exporting() and not torch.jit.is_tracing():
+        return _call(with_indices, X, attributes)[0]
+    return _call(plain, X, attributes)
+
+
+def _wants_gradient(X: Tensor) -> bool:
+    return isinstance(X, Tensor) and X.requires_grad and torch.is_grad_enabled()
+
+
+# What torch raises for an argument of a wrong type. The attributes are looked at only then, so that good calls stay fast.
+_WRONG_TYPE = (RuntimeError, TypeError, AttributeError)
+
+
+def _call(operator: Operator, X: Tensor, attributes: dict[str, Any]):
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return operator.op(X, **attributes)
+    try:
+        if torch._C._are_functorch_transforms_active():
+            return PoolFunction.apply(operator, X, attributes)
+        if X.requires_grad and torch.is_grad_enabled():
+            return apply_pool_function(operator, X, attributes)
+        with below_autograd():
+            return operator.op(X, **attributes)
+    except _WRONG_TYPE:
+        refuse_wrong_types(operator.onnx_name, X=X, **attributes)
+        raise
+
+
+_LISTS = ("dilations", "kernel_shape", "pads", "strides")
+_INTEGERS = ("ceil_mode", "channels_last", "count_include_pad", "storage_order")
+_INT64 = range(-(2**63), 2**63)
+
+
+def refuse_wrong_types(onnx_name: str, **arguments: Any) -> None:
+    """ValueError naming the first argument that is not of its type; nothing if all are."""
+
+    def is_integer(value: Any) -> bool:
+        try:
+            return index(value) in _INT64
+        except TypeError:
+            return False
+
+    for name, value in arguments.items():
+        if name in _LISTS:
+            wanted = "a list of integers"
+            right = isinstance(value, Sequence) and not isinstance(value, str) and all(map(is_integer, value))
+        elif name in _INTEGERS:
+            wanted, right = "an integer", is_integer(value)
+        elif name == "p":
+            wanted, right = "a number", isinstance(value, Real)
+        elif name == "auto_pad":
+            wanted, right = "a string", isinstance(value, str)
+        else:
+            wanted, right = "a tensor", isinstance(value, Tensor)
+        if not right:
+            raise ValueError(f"{onnx_name}: {name} must be {wanted}, got {name}={value!r}")

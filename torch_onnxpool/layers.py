@@ -1,0 +1,299 @@
+"""ONNX's pooling operators as modules: they hold ONNX's attributes under their ONNX names and call ``functional``.
+
+What can be known without an input is checked at construction: ``ValueError`` names the operator, the rule and the values.
+Formulas, types, gradients and opsets stand at the functions of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_onnxpool import _C, functional
+from torch_onnxpool.functional import Ints, refuse_wrong_types
+
+__all__ = [
+    "AveragePool",
+    "GlobalAveragePool",
+    "GlobalLpPool",
+    "GlobalMaxPool",
+    "LpPool",
+    "MaxPool",
+    "QLinearGlobalAveragePool",
+]
+
+# What ONNX means by an attribute that is not given; lists that are not given depend on the rank.
+_DEFAULTS = {
+    "auto_pad": "NOTSET",
+    "ceil_mode": 0,
+    "channels_last": 0,
+    "count_include_pad": 0,
+    "p": 2,
+    "storage_order": 0,
+}
+_LISTS = ("dilations", "kernel_shape", "pads", "strides")
+
+
+class _Pool(nn.Module):
+    """Holds ONNX attributes, checked and shown under their ONNX names."""
+
+    onnx_name: str
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__()
+        _check(self.onnx_name, attributes)
+        self._attribute_names = tuple(attributes)
+        for name, value in attributes.items():
+            setattr(self, name, _as_onnx(name, value))
+
+    def onnx_attributes(self) -> dict[str, Any]:
+        """The attributes that say something: those that differ from ONNX's defaults."""
+        values = {name: getattr(self, name) for name in self._attribute_names}
+        return {name: value for name, value in values.items() if value != _DEFAULTS.get(name)}
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.onnx_attributes().items())
+
+
+def _as_onnx(name: str, value: Any) -> Any:
+    """Lists as lists, flags as ints, like an ONNX node prints them."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [int(item) for item in value]
+    return int(value) if isinstance(value, bool) else value
+
+
+def _check(onnx_name: str, attributes: dict[str, Any]) -> None:
+    given = {name: value for name, value in attributes.items() if value is not None}
+    lists = {name: value for name, value in given.items() if name in _LISTS and not isinstance(value, int)}
+    refuse_wrong_types(onnx_name, **{name: value for name, value in given.items() if name not in _LISTS}, **lists)
+    lengths = [len(value) // 2 if name == "pads" else len(value) for name, value in lists.items()]
+    rank = lengths[0] if lengths else 1  # an int fits every rank
+    for name in _LISTS:
+        if name in given and name not in lists:
+            given[name] = [given[name]] * (2 * rank if name == "pads" else rank)
+    _C.check_attributes(onnx_name, rank, given.pop("kernel_shape", [1] * rank), **given)
+
+
+class AveragePool(_Pool):
+    """Average of each window, as ONNX AveragePool: see :func:`torch_onnxpool.average_pool`.
+
+    ``AveragePool(kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_LOWER")`` pads as no torch layer can. Lists have
+    one entry for each spatial axis (``pads`` two: all begins, then all ends); an int repeats itself.
+    """
+
+    onnx_name = "AveragePool"
+
+    def __init__(
+        self,
+        kernel_shape: Ints,
+        *,
+        auto_pad: str = "NOTSET",
+        ceil_mode: int = 0,
+        count_include_pad: int = 0,
+        dilations: Ints | None = None,
+        pads: Ints | None = None,
+        strides: Ints | None = None,
+    ) -> None:
+        super().__init__(
+            kernel_shape=kernel_shape,
+            auto_pad=auto_pad,
+            ceil_mode=ceil_mode,
+            count_include_pad=count_include_pad,
+            dilations=dilations,
+            pads=pads,
+            strides=strides,
+        )
+
+    def forward(self, X: Tensor) -> Tensor:
+        return functional.average_pool(
+            X,
+            self.kernel_shape,
+            auto_pad=self.auto_pad,
+            ceil_mode=self.ceil_mode,
+            count_include_pad=self.count_include_pad,
+            dilations=self.dilations,
+            pads=self.pads,
+            strides=self.strides,
+        )
+
+
+class LpPool(_Pool):
+    """p-norm of each window, as ONNX LpPool: see :func:`torch_onnxpool.lp_pool`."""
+
+    onnx_name = "LpPool"
+
+    def __init__(
+        self,
+        kernel_shape: Ints,
+        *,
+        auto_pad: str = "NOTSET",
+        ceil_mode: int = 0,
+        dilations: Ints | None = None,
+        p: float = 2,
+        pads: Ints | None = None,
+        strides: Ints | None = None,
+    ) -> None:
+        super().__init__(
+            kernel_shape=kernel_shape,
+            auto_pad=auto_pad,
+            ceil_mode=ceil_mode,
+            dilations=dilations,
+            p=p,
+            pads=pads,
+            strides=strides,
+        )
+
+    def forward(self, X: Tensor) -> Tensor:
+        return functional.lp_pool(
+            X,
+            self.kernel_shape,
+            auto_pad=self.auto_pad,
+            ceil_mode=self.ceil_mode,
+            dilations=self.dilations,
+            p=self.p,
+            pads=self.pads,
+            strides=self.strides,
+        )
+
+
+class MaxPool(_Pool):
+    """Maximum of each window, as ONNX MaxPool; with ``return_indices=True`` ``(Y, Indices)``.
+
+    See :func:`torch_onnxpool.max_pool`. Indices are flat over the whole tensor, unlike those of torch.
+    """
+
+    onnx_name = "MaxPool"
+
+    def __init__(
+        self,
+        kernel_shape: Ints,
+        *,
+        auto_pad: str = "NOTSET",
+        ceil_mode: int = 0,
+        dilations: Ints | None = None,
+        pads: Ints | None = None,
+        storage_order: int = 0,
+        strides: Ints | None = None,
+        return_indices: bool = False,
+    ) -> None:
+        super().__init__(
+            kernel_shape=kernel_shape,
+            auto_pad=auto_pad,
+            ceil_mode=ceil_mode,
+            dilations=dilations,
+            pads=pads,
+            storage_order=storage_order,
+            strides=strides,
+        )
+        self.return_indices = return_indices
+
+    def forward(self, X: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        return functional.max_pool(
+            X,
+            self.kernel_shape,
+            auto_pad=self.auto_pad,
+            ceil_mode=self.ceil_mode,
+            dilations=self.dilations,
+            pads=self.pads,
+            storage_order=self.storage_order,
+            strides=self.strides,
+            return_indices=self.return_indices,
+        )
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (", return_indices=True" if self.return_indices else "")
+
+
+class GlobalAveragePool(_Pool):
+    """Average over all spatial axes, as ONNX GlobalAveragePool: see :func:`torch_onnxpool.global_average_pool`."""
+
+    onnx_name = "GlobalAveragePool"
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, X: Tensor) -> Tensor:
+        return functional.global_average_pool(X)
+
+
+class GlobalLpPool(_Pool):
+    """p-norm over all spatial axes, as ONNX GlobalLpPool: see :func:`torch_onnxpool.global_lp_pool`."""
+
+    onnx_name = "GlobalLpPool"
+
+    def __init__(self, *, p: float = 2) -> None:
+        super().__init__(p=p)
+
+    def forward(self, X: Tensor) -> Tensor:
+        return functional.global_lp_pool(X, p=self.p)
+
+
+class GlobalMaxPool(_Pool):
+    """Maximum over all spatial axes, as ONNX GlobalMaxPool: see :func:`torch_onnxpool.global_max_pool`."""
+
+    onnx_name = "GlobalMaxPool"
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, X: Tensor) -> Tensor:
+        return functional.global_max_pool(X)
+
+
+class QLinearGlobalAveragePool(_Pool):
+    """Average of quantised values over all spatial axes, as com.microsoft QLinearGlobalAveragePool.
+
+    Scales and zero points given here become buffers (and initialisers of an exported model); those left out are passed
+    in the call, after X and in this order. See :func:`torch_onnxpool.qlinear_global_average_pool`.
+
+    Args:
+        x_scale, y_scale: float32, a number or a tensor of one element.
+        x_zero_point, y_zero_point: of X's type (uint8 or int8), a numpy scalar or a tensor of one element.
+        channels_last: 1 if the channels are X's last dimension.
+    """
+
+    onnx_name = "QLinearGlobalAveragePool"
+    _quantization = ("x_scale", "x_zero_point", "y_scale", "y_zero_point")
+
+    def __init__(
+        self,
+        x_scale: Any = None,
+        x_zero_point: Any = None,
+        y_scale: Any = None,
+        y_zero_point: Any = None,
+        *,
+        channels_last: int = 0,
+    ) -> None:
+        super().__init__(channels_last=channels_last)
+        for name, value in zip(self._quantization, (x_scale, x_zero_point, y_scale, y_zero_point)):
+            self.register_buffer(name, None if value is None else self._as_scalar(name, value))
+
+    def _as_scalar(self, name: str, value: Any) -> Tensor:
+        is_scale = name.endswith("scale")
+        try:
+            tensor = torch.as_tensor(value, dtype=torch.float32 if isinstance(value, float) else None)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"{self.onnx_name}: {name} must be a scalar, got {name}={value!r}") from error
+        types = (torch.float32,) if is_scale else (torch.uint8, torch.int8)
+        if tensor.dtype not in types or tensor.dim() > 1 or tensor.numel() != 1:
+            wanted = "float32" if is_scale else "uint8 or int8"
+            raise ValueError(f"{self.onnx_name}: {name} must be one element of type {wanted}, got {name}={value!r}")
+        return tensor.detach().clone()
+
+    def forward(self, X: Tensor, *quantization: Tensor) -> Tensor:
+        missing = [name for name in self._quantization if getattr(self, name) is None]
+        if len(quantization) != len(missing):
+            wanted = ", ".join(["X", *missing])
+            raise ValueError(f"{self.onnx_name}: the call must give {wanted}, got {1 + len(quantization)} arguments")
+        passed = iter(quantization)
+        scalars = [next(passed) if name in missing else getattr(self, name) for name in self._quantization]
+        return functional.qlinear_global_average_pool(X, *scalars, channels_last=self.channels_last)
+
+    def extra_repr(self) -> str:
+        stored = [
+            f"{name}={getattr(self, name).item()!r}" for name in self._quantization if getattr(self, name) is not None
+        ]
+        return ", ".join([*stored, super().extra_repr()] if self.channels_last else stored)
