@@ -122,12 +122,15 @@ def test_a_refused_node_is_a_mismatch(tmp_path, capsys, monkeypatch):
     assert "not today" in out
 
 
-def test_a_row_of_the_ledger_is_no_mismatch(tmp_path, capsys):
-    path = save(tmp_path / "m.onnx", [max_pool()])
-    np.savez(tmp_path / "x.npz", X=np.full(IMAGE, -np.inf, np.float32))
+@pytest.mark.parametrize(("first", "row"), [(-np.inf, "max-neginf"), (np.nan, "max-nan")])
+def test_a_row_of_the_ledger_is_no_mismatch(tmp_path, capsys, first, row):
+    path = save(tmp_path / "m.onnx", [helper.make_node("GlobalMaxPool", ["X"], ["Y"])])
+    x = np.full(IMAGE, -np.inf, np.float32)
+    x[..., 0] = first
+    np.savez(tmp_path / "x.npz", X=x)
     code, out, _ = run(capsys, path, "--input", tmp_path / "x.npz")
     assert code == 0, out
-    assert "differs (ledger: max-neginf)" in out
+    assert f"differs (ledger: {row})" in out
 
 
 def test_what_no_row_explains_is_a_mismatch_beside_what_one_does(tmp_path, capsys, monkeypatch):

@@ -15,8 +15,8 @@ to the layer of torch_onnxpool. Prints how far the results differ, in absolute t
 """
 
 EXIT_CODES = f"""\
-exit codes: 0 when all pooling nodes agree or differ as the ledger says, 1 on a mismatch, {NOT_VERIFIED} when a file could
-not be verified; of several files, the largest.
+exit codes: 0 when all pooling nodes agree or differ as the ledger says, 1 on a mismatch, {NOT_VERIFIED} when a file
+could not be verified; of several files, the largest.
 """
 
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("onnxruntime", "rich"):
             raise
-        print(f"verify needs {error.name}: pip install 'torch_onnxpool[verify]'", file=sys.stderr)
+        print(f"error: {error.name} is missing; it comes with the extra torch_onnxpool[verify]", file=sys.stderr)
         return NOT_VERIFIED
     return run(options.models, options.input, options.seed)
 

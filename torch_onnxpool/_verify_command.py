@@ -18,7 +18,7 @@ def run(paths: Sequence[str], input_path: str | None, seed: int) -> int:
     console, errors = Console(), Console(stderr=True, soft_wrap=True)
     compared, mismatches, failures = 0, 0, 0
     columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True) as progress:
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
         for path in paths:
             try:
                 model = Model(path)

@@ -322,7 +322,7 @@ def read_inputs(path: str | Path) -> dict[str, np.ndarray]:
             return dict(arrays)
     except OSError as error:
         raise VerificationError(f"cannot read {path}: {error.strerror or error}") from None
-    except (TypeError, ValueError, zipfile.BadZipFile):  # what numpy raises for an .npy, another and a damaged file
+    except (EOFError, TypeError, ValueError, zipfile.BadZipFile):  # what numpy raises for other and damaged files
         raise VerificationError(f"{path} is not an .npz file") from None
 
 
