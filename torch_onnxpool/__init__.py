@@ -1,7 +1,7 @@
 """Exact ONNX pooling for PyTorch: layers and functions with ONNX's names, defaults and numbers.
 
-``torch.onnx.export`` writes each of them as the one matching ONNX node; ``torch_onnxpool.onnx.layer_from_node`` goes the
-way back. Importing this package loads torch and nothing else.
+``torch.onnx.export`` writes each of them as the one matching ONNX node; ``torch_onnxpool.onnx.layer_from_node`` goes
+the way back. Importing this package loads torch and nothing else.
 """
 
 from torch_onnxpool import functional, layers

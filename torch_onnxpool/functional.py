@@ -1,13 +1,13 @@
 """ONNX's pooling operators as functions on tensors, with ONNX's argument names and defaults.
 
-All functions take ``X`` of shape ``[N, C, D1, ..., Dr]`` with any number ``r >= 1`` of spatial axes, in any memory layout;
-the result is channels last if ``X`` is, otherwise contiguous. Lists have one entry for each spatial axis (``pads`` two);
-an int stands for a list that repeats it. Bad input raises ``ValueError`` naming the operator, the rule and the values,
-before any memory is touched.
+All functions take ``X`` of shape ``[N, C, D1, ..., Dr]`` with any number ``r >= 1`` of spatial axes, in any memory
+layout; the result is channels last if ``X`` is, otherwise contiguous. Lists have one entry for each spatial axis
+(``pads`` two); an int stands for a list that repeats it. Bad input raises ``ValueError`` naming the operator, the rule
+and the values, before any memory is touched.
 
 Along one axis of ``n`` elements, a window has the taps ``t = o * stride - pad_begin + j * dilation`` for
-``0 <= j < kernel``. Those with ``0 <= t < n`` are its data. With the effective kernel ``K = (kernel - 1) * dilation + 1``
-the number of windows is
+``0 <= j < kernel``. Those with ``0 <= t < n`` are its data. With the effective kernel
+``K = (kernel - 1) * dilation + 1`` the number of windows is
 
 * ``floor((n + pad_begin + pad_end - K) / stride) + 1``, or
 * ``ceil((n + pad_begin + pad_end - K) / stride) + 1`` with ``ceil_mode=1``, where a last window that would start in the
@@ -70,8 +70,8 @@ def average_pool(
     which only ``ceil_mode=1`` brings, never count. A window without data gives 0.
 
     Args:
-        X: ``[N, C, D1, ..., Dr]`` of float16, bfloat16, float32 or float64. float32 is summed in float64, half precision
-            in float32; the result is rounded once.
+        X: ``[N, C, D1, ..., Dr]`` of float16, bfloat16, float32 or float64. float32 is summed in float64, half
+            precision in float32; the result is rounded once.
         kernel_shape: window size in elements, >= 1.
         auto_pad: NOTSET, SAME_UPPER, SAME_LOWER or VALID; excludes ``pads`` unless NOTSET.
         ceil_mode: 1 rounds the number of windows up.
@@ -201,8 +201,8 @@ def qlinear_global_average_pool(
 ) -> Tensor:
     """Average of quantised values over all spatial axes, as com.microsoft QLinearGlobalAveragePool, bit for bit.
 
-    ``round((sum(x) - n * x_zero_point) * (x_scale / (y_scale * n))) + y_zero_point``, saturated, with ``n`` elements in a
-    plane, every step in float32 and halves rounded to even. A value ``q`` stands for ``scale * (q - zero_point)``.
+    ``round((sum(x) - n * x_zero_point) * (x_scale / (y_scale * n))) + y_zero_point``, saturated, with ``n`` elements in
+    a plane, every step in float32 and halves rounded to even. A value ``q`` stands for ``scale * (q - zero_point)``.
 
     Args:
         X: ``[N, C, D1, ..., Dr]``, or ``[N, D1, ..., Dr, C]`` with ``channels_last=1``, of uint8 or int8; a plane has
@@ -255,16 +255,13 @@ def _repeated(value: Ints, X: Tensor, entries_per_axis: int) -> Sequence[int]:
 
 def _maximum(plain: Operator, with_indices: Operator, X: Tensor, attributes: dict[str, Any]) -> Tensor:
     """A maximum that keeps its indices if a gradient will want them; an exporter shall see the plain operator."""
-    if _wants_gradient(X) and not torch.compiler.is_exporting() and not torch.jit.is_tracing():
+    wants_gradient = isinstance(X, Tensor) and X.requires_grad and torch.is_grad_enabled()
+    if wants_gradient and not torch.compiler.is_exporting() and not torch.jit.is_tracing():
         return _call(with_indices, X, attributes)[0]
     return _call(plain, X, attributes)
 
 
-def _wants_gradient(X: Tensor) -> bool:
-    return isinstance(X, Tensor) and X.requires_grad and torch.is_grad_enabled()
-
-
-# What torch raises for an argument of a wrong type. The attributes are looked at only then, so that good calls stay fast.
+# What torch raises for an argument of a wrong type. Types are looked at only then, so that good calls stay fast.
 _WRONG_TYPE = (RuntimeError, TypeError, AttributeError)
 
 

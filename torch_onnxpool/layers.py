@@ -1,7 +1,7 @@
 """ONNX's pooling operators as modules: they hold ONNX's attributes under their ONNX names and call ``functional``.
 
-What can be known without an input is checked at construction: ``ValueError`` names the operator, the rule and the values.
-Formulas, types, gradients and opsets stand at the functions of the same name.
+What can be known without an input is checked at construction: ``ValueError`` names the operator, the rule and the
+values. Formulas, types, gradients and opsets stand at the functions of the same name.
 """
 
 from __future__ import annotations
