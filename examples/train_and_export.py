@@ -59,6 +59,7 @@ def main() -> None:
     directory.mkdir(parents=True, exist_ok=True)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # torchvision is not needed
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # the tensors are small
     train_images, test_images, train_labels, test_labels = load_data()
 
     model = Classifier()

@@ -28,11 +28,17 @@ def run(paths: Sequence[str], input_path: str | None, seed: int) -> int:
                 errors.print(f"[bold red]error[/]: {escape(path)}: {escape(str(error))}", highlight=False)
                 failures += 1
                 continue
-            console.print(_table(model, [*reports, *model.others]))
+            _print(console, model, [*reports, *model.others])
             compared += len(reports)
             mismatches += sum(report.mismatch for report in reports)
     console.print(f"{compared} pooling nodes compared, {mismatches} mismatches, {failures} files not verified")
     return 2 if failures else int(mismatches > 0)
+
+
+def _print(console: Console, model: Model, reports: Sequence[NodeReport]) -> None:
+    opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in model.opsets.items())
+    console.print(f"[bold]{escape(str(model.path))}[/] ({opsets})", soft_wrap=True, highlight=False)
+    console.print(_table(reports) if reports else "no pooling nodes\n")
 
 
 def _with_progress(model: Model, reports: Iterator[NodeReport], progress: Progress) -> Iterator[NodeReport]:
@@ -43,34 +49,31 @@ def _with_progress(model: Model, reports: Iterator[NodeReport], progress: Progre
     progress.remove_task(task)
 
 
-def _table(model: Model, reports: Sequence[NodeReport]) -> Table:
-    """One row for each node, its cells in two lines where they can be: readable in 80 columns."""
-    opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in model.opsets.items())
-    title = f"{escape(str(model.path))} (opset {opsets})" + ("" if reports else ": no pooling nodes")
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=bool(reports))
-    for heading in ("node", "attributes", "input, output", "largest error", "verdict"):
+def _table(reports: Sequence[NodeReport]) -> Table:
+    """A row for each node, in lines short enough for 80 columns."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("node", "attributes", "input, output", "error (ulp)", "verdict"):
         table.add_column(heading, overflow="fold")
     for report in reports:
+        shapes = (report.input_shape, report.output_shape)
         table.add_row(
             escape(f"{report.name}\n{report.operator}"),
-            escape("\n".join(f"{name} {_joined(value)}" for name, value in report.attributes.items())),
-            ""
-            if report.not_compared
-            else f"{_joined(report.input_shape)}\n{_joined(report.output_shape)}\n{report.element_type}",
-            "\n".join(f"{data} {_amount(difference)}" for data, difference in report.differences.items()),
+            escape("\n".join(f"{name} {_attribute(value)}" for name, value in sorted(report.attributes.items()))),
+            "\n".join(["×".join(map(str, shape)) for shape in shapes] + [report.element_type]),
+            escape("\n".join(f"{data} {_error(difference)}" for data, difference in report.differences.items())),
             _verdict(report),
         )
     return table
 
 
-def _joined(value: object) -> str:
-    return "×".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+def _attribute(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _amount(difference: Difference) -> str:
+def _error(difference: Difference) -> str:
     if difference.text:
-        return escape(difference.text)
-    return f"{difference.absolute:.2g}" + (f" ({difference.ulp:.2g} ulp)" if difference.ulp else "")
+        return difference.text
+    return f"{difference.absolute:.2g}" + (f" ({difference.ulp:.2g})" if difference.ulp else "")
 
 
 def _verdict(report: NodeReport) -> str:

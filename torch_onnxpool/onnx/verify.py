@@ -136,7 +136,7 @@ class Model:
         return NodeReport(
             name=_name(node),
             operator=self._versioned(node),
-            attributes={attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute},
+            attributes={attribute.name: schemas.value_of(attribute) for attribute in node.attribute},
             input_shape=inputs[0].shape,
             output_shape=model_outputs[0].shape,
             element_type=str(inputs[0].dtype),
