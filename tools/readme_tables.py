@@ -20,28 +20,35 @@ README = Path(__file__).parents[1] / "README.md"
 
 def support_matrix() -> str:
     """Operators x versions x element types x devices."""
-    rows = {}
-    for name, (op_type, domain, _) in OPERATORS.items():
-        history = schemas.history(op_type, domain)
-        rows[op_type] = (
-            f"{domain} {op_type}".strip(),
-            ", ".join(str(schema.since_version) for schema in history),
-            _element_types(history),
-            _yes(_exists(f"{name}_backward")),
-            *(_yes(_has_kernel(name, device)) for device in ("CPU", "CUDA")),
-        )
-    return _table(("operator", "opset versions", "element types", "gradient", "CPU", "CUDA"), rows.values())
+    ours: dict[tuple[str, str], list[str]] = {}
+    for name, operator in OPERATORS.items():
+        ours.setdefault((operator.op_type, operator.domain), []).append(name)
+    return _table(
+        ("operator", "opset versions", "element types", "gradient", "devices"),
+        (
+            (
+                f"{domain} {op_type}".strip(),
+                ", ".join(str(schema.since_version) for schema in schemas.history(op_type, domain)),
+                _element_types(schemas.history(op_type, domain)),
+                "yes" if any(_has_kernel(f"{name}_backward", "CPU") for name in names) else "no",
+                ", ".join(device for device in ("CPU", "CUDA") if _has_kernel(names[0], device)),
+            )
+            for (op_type, domain), names in ours.items()
+        ),
+    )
 
 
 def ledger_table() -> str:
     """One row for each divergence of another engine."""
     return _table(
-        ("id", "case", "ONNX, and torch_onnxpool", "who differs"),
-        (
-            (f"`{row.id}`", row.case, row.ours, "; ".join(f"{each.engine}: {each.how}" for each in row.differs))
-            for row in ledger.ROWS
-        ),
+        ("id", "case", "right", "who differs"),
+        ((f"`{row.id}`", row.case, row.ours, "<br>".join(map(_who, row.differs))) for row in ledger.ROWS),
     )
+
+
+def _who(difference: ledger.Difference) -> str:
+    versions = " {} to {}".format(*difference.versions) if difference.versions else ""
+    return f"{difference.engine}{versions}: {difference.how}"
 
 
 TABLES = {"support": support_matrix, "ledger": ledger_table}
@@ -75,18 +82,11 @@ def _short(element_type: str) -> str:
     return {"float": "float32", "double": "float64"}.get(name, name)
 
 
-def _exists(operator: str) -> bool:
-    return bool(torch._C._dispatch_get_registrations_for_dispatch_key("CPU")) and any(
-        name == f"torch_onnxpool::{operator}" for name in torch._C._dispatch_get_all_op_names()
-    )
-
-
 def _has_kernel(operator: str, device: str) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(f"torch_onnxpool::{operator}", device)
-
-
-def _yes(fact: bool) -> str:
-    return "yes" if fact else "no"
+    """Whether the dispatcher has it; it raises for an operator that does not exist."""
+    name = f"torch_onnxpool::{operator}"
+    exists = name in torch._C._dispatch_get_all_op_names()
+    return exists and torch._C._dispatch_has_kernel_for_dispatch_key(name, device)
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
