@@ -1,9 +1,14 @@
-"""What all tests share: the devices."""
+"""What all tests share: the devices, and one thread for each of several workers."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(

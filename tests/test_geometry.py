@@ -10,14 +10,11 @@ import numpy as np
 import oracle
 import pytest
 
-from torch_onnxpool import _C
-from torch_onnxpool._geometry import output_sizes
+from torch_onnxpool._geometry import output_sizes, resolve_axes
 
 
-def cpp_sizes(spatial, kernel_shape, auto_pad="NOTSET", ceil_mode=0, dilations=None, pads=None, strides=None):
-    return list(
-        _C.pool_output_shape("MaxPool", [1, 1, *spatial], kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
-    )
+def cpp_sizes(spatial, kernel_shape, **attributes):
+    return [axis.output for axis in resolve_axes("MaxPool", [1, 1, *spatial], kernel_shape, **attributes)]
 
 
 def sizes_or_error(compute, *arguments, **attributes):
@@ -129,6 +126,18 @@ def test_several_axes(seed):
             "ceil_mode": int(rng.integers(0, 2)),
         }
         assert_equal_everywhere(spatial, attributes, sizes_or_error(oracle_sizes, spatial, **attributes))
+
+
+@pytest.mark.parametrize(
+    ("auto_pad", "pads"),
+    [("SAME_UPPER", [(1, 1), (0, 1), (1, 2), (0, 0)]), ("SAME_LOWER", [(1, 1), (1, 0), (2, 1), (0, 0)])],
+)
+def test_where_same_puts_its_padding(auto_pad, pads):
+    """Effective kernels of 3, 2, 4 and 1; the odd element goes to the end or to the beginning."""
+    axes = resolve_axes(
+        "MaxPool", [1, 1, 5, 5, 5, 5], [3, 2, 2, 1], auto_pad=auto_pad, dilations=[1, 1, 3, 1], strides=[1, 1, 1, 2]
+    )
+    assert [(axis.pad_begin, axis.pad_end) for axis in axes] == pads
 
 
 def test_the_size_that_float32_misses():

@@ -17,8 +17,8 @@ import torch_onnxpool
 DIFFERENTIABLE = cases(differentiable=True)
 
 # Smooth where the data are distinct and away from zero. A p-norm with large p is smooth, but finite differences of the
-# 64th power are not accurate enough; wide data are out of reach of any step size.
-SMOOTH = [c for c in DIFFERENTIABLE if c.data == "distinct" and c.attributes.get("p", 2) <= 4]
+# 64th power are not accurate enough. gradcheck wants elements to move.
+SMOOTH = [c for c in DIFFERENTIABLE if c.data == "distinct" and c.attributes.get("p", 2) <= 4 and c.shape[0] > 0]
 
 
 @pytest.mark.parametrize("case", SMOOTH, ids=str)
@@ -52,19 +52,19 @@ def grad_output(case: Case, dtype: str, device: str) -> torch.Tensor:
 
 
 def assert_gradient(case: Case, dtype: str, x: torch.Tensor, grad: torch.Tensor, actual: torch.Tensor) -> None:
-    """Within the rounding of the result, of the sum over the windows, and of the Y that a norm's slope looks at."""
+    """Within one ulp for the result's rounding, those of the sum over windows, and that of the Y a norm divides by."""
     assert actual.shape == x.shape
     assert actual.dtype == x.dtype
     g, data = (to_array(t).astype(np.float64) for t in (grad, x))
-    formula = oracle.GRADIENT[case.operator]
+    formula, norm = oracle.GRADIENT[case.operator], "Lp" in case.operator
     exact = formula(g, data, **case.attributes)
-    magnitude = formula(np.abs(g), np.abs(data) if "Lp" in case.operator else data, **case.attributes)
-    unit = torch.finfo(x.dtype).eps
-    p = case.attributes.get("p", 2) if "Lp" in case.operator else 1
-    bound = (2 + 2 * p) * unit * np.abs(exact) + 4 * largest_window(case) * unit * 2.0**-10 * magnitude
-    if "Lp" in case.operator or dtype == "float64":
-        bound += (2 * p + 2 * largest_window(case)) * unit * magnitude
-    bound += float(torch.finfo(x.dtype).smallest_normal) * torch.finfo(x.dtype).eps
+    magnitude = formula(np.abs(g), np.abs(data) if norm else data, **case.attributes)
+    info = torch.finfo(x.dtype)
+    unit_of_sums = 2.0**-24 if x.dtype in (torch.float16, torch.bfloat16) else 2.0**-53
+    bound = info.eps * np.abs(exact) + info.smallest_normal * info.eps
+    bound += (2 + largest_window(case)) * unit_of_sums * magnitude
+    if norm:
+        bound += (case.attributes.get("p", 2) - 1 + 8 * (dtype == "float64")) * info.eps * magnitude
     error = np.abs(to_array(actual).astype(np.float64) - exact)
     worst = np.argmax(error - bound) if error.size else 0
     assert (error <= bound).all(), f"{to_array(actual).flat[worst]} instead of {exact.flat[worst]}"

@@ -1,0 +1,268 @@
+"""Layers: ONNX's names and defaults, what they show, keep and load, and that results do not depend on the machine."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import onnx.defs
+import pytest
+import torch
+from cases import CASES, GLOBAL, WINDOWED, Case, cases
+from tensors import call, to_array, to_tensor
+
+import torch_onnxpool
+from torch_onnxpool import functional
+
+LAYERS = [*WINDOWED, *GLOBAL]
+NEWEST = 22
+
+
+def layer_of(case: Case, **more) -> torch.nn.Module:
+    return getattr(torch_onnxpool, case.operator)(**case.attributes, **more)
+
+
+@pytest.mark.parametrize("case", cases(*LAYERS), ids=str)
+def test_layers_are_the_functions(case):
+    x = to_tensor(case.inputs("float32")[0])
+    layer = layer_of(case)
+    assert torch.equal(layer(x), call(case, [x]))
+    for name, value in case.attributes.items():
+        assert getattr(layer, name) == value
+
+
+@pytest.mark.parametrize("case", cases("MaxPool")[:3], ids=str)
+def test_max_pool_layer_returns_indices(case):
+    x = to_tensor(case.inputs("float32")[0])
+    for ours, theirs in zip(layer_of(case, return_indices=True)(x), call(case, [x], return_indices=True), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+# --- ONNX's facts ----------------------------------------------------------------------------------------------------
+
+
+def onnx_defaults(operator: str) -> dict[str, object]:
+    """Attributes of the newest version; None where ONNX has no constant for the default."""
+    attributes = onnx.defs.get_schema(operator, NEWEST).attributes
+    values = {
+        name: onnx.helper.get_attribute_value(a.default_value) for name, a in attributes.items() if not a.required
+    }
+    return {name: v.decode() if isinstance(v, bytes) else v for name, v in values.items()}
+
+
+def own_defaults(function) -> dict[str, object]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "return_indices"}
+
+
+@pytest.mark.parametrize("operator", LAYERS)
+def test_attributes_and_defaults_are_onnxs(operator):
+    onnx_values = {name: v or None if isinstance(v, list) else v for name, v in onnx_defaults(operator).items()}
+    function = getattr(functional, Case(operator, ()).function)
+    for ours in (own_defaults(getattr(torch_onnxpool, operator)), own_defaults(function)):
+        assert ours == onnx_values
+        assert {name: type(v) for name, v in ours.items()} == {name: type(v) for name, v in onnx_values.items()}
+    required = [n for n, a in onnx.defs.get_schema(operator, NEWEST).attributes.items() if a.required]
+    assert required == (["kernel_shape"] if operator in WINDOWED else [])
+    if required:
+        with pytest.raises(TypeError, match="kernel_shape"):
+            getattr(torch_onnxpool, operator)()
+
+
+def test_a_length_zero_default_is_no_default():
+    """onnx.defs writes an INTS attribute without a default as an empty attribute."""
+    assert onnx.defs.get_schema("MaxPool", NEWEST).attributes["pads"].default_value.ints == []
+
+
+def test_public_names():
+    layers = {
+        name
+        for name, value in vars(torch_onnxpool).items()
+        if inspect.isclass(value) and issubclass(value, torch.nn.Module)
+    }
+    assert {*LAYERS, "QLinearGlobalAveragePool"} <= layers
+    assert set(torch_onnxpool.__all__) >= layers
+    for name in torch_onnxpool.__all__:
+        assert getattr(torch_onnxpool, name).__doc__
+
+
+# --- modules ---------------------------------------------------------------------------------------------------------
+
+REPRS = [
+    (Case("AveragePool", (), {"kernel_shape": [3, 3]}), "AveragePool(kernel_shape=[3, 3])"),
+    (
+        Case("AveragePool", (), {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_LOWER"}),
+        "AveragePool(kernel_shape=[3, 3], auto_pad='SAME_LOWER', strides=[2, 2])",
+    ),
+    (
+        Case("AveragePool", (), {"kernel_shape": 2, "count_include_pad": 1, "pads": [0, 1, 0, 1], "ceil_mode": 1}),
+        "AveragePool(kernel_shape=2, ceil_mode=1, count_include_pad=1, pads=[0, 1, 0, 1])",
+    ),
+    (Case("LpPool", (), {"kernel_shape": [2], "p": 3}), "LpPool(kernel_shape=[2], p=3)"),
+    (
+        Case("MaxPool", (), {"kernel_shape": (2, 2), "storage_order": 1, "dilations": 2}),
+        "MaxPool(kernel_shape=[2, 2], dilations=2, storage_order=1)",
+    ),
+    (Case("GlobalAveragePool", ()), "GlobalAveragePool()"),
+    (Case("GlobalMaxPool", ()), "GlobalMaxPool()"),
+    (Case("GlobalLpPool", ()), "GlobalLpPool()"),
+    (Case("GlobalLpPool", (), {"p": 1.5}), "GlobalLpPool(p=1.5)"),
+]
+
+
+@pytest.mark.parametrize(("case", "text"), REPRS, ids=[text for _, text in REPRS])
+def test_repr_is_in_onnxs_words(case, text):
+    """And can be evaluated to the same layer."""
+    assert repr(layer_of(case)) == text
+    assert repr(eval(text, vars(torch_onnxpool))) == text
+
+
+def test_repr_says_that_indices_are_returned():
+    assert "return_indices=True" in repr(torch_onnxpool.MaxPool(2, return_indices=True))
+
+
+@pytest.mark.parametrize("operator", LAYERS)
+def test_pickle_copy_and_state(operator):
+    note = "ceil pads" if operator in WINDOWED else "2d"
+    case = next(c for c in CASES if (c.operator, c.note) == (operator, note))
+    layer, x = layer_of(case), to_tensor(case.inputs("float32")[0])
+    assert layer.state_dict() == {}
+    assert list(layer.parameters()) == []
+    for twin in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer), copy.copy(layer)):
+        assert repr(twin) == repr(layer)
+        assert torch.equal(twin(x), layer(x))
+    for mode in (layer.eval(), layer.train()):
+        assert torch.equal(mode(x), call(case, [x]))
+
+
+def test_quantised_pickle_and_state():
+    layer = torch_onnxpool.QLinearGlobalAveragePool(0.5, np.uint8(3), 0.25, np.uint8(5), channels_last=1)
+    x = torch.randint(0, 255, (1, 3, 4, 2), dtype=torch.uint8)
+    for twin in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
+        assert repr(twin) == repr(layer)
+        assert torch.equal(twin(x), layer(x))
+    assert list(layer.state_dict()) == ["x_scale", "x_zero_point", "y_scale", "y_zero_point"]
+    assert all(text in repr(layer) for text in ("x_scale=0.5", "x_zero_point=3", "channels_last=1"))
+    assert torch_onnxpool.QLinearGlobalAveragePool().state_dict() == {}
+
+
+def test_lists_given_to_a_layer_are_its_own():
+    kernel_shape = [2, 2]
+    layer = torch_onnxpool.MaxPool(kernel_shape)
+    kernel_shape[0] = 3
+    assert layer(torch.ones(1, 1, 2, 2)).shape == (1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("operator", WINDOWED)
+def test_an_int_stands_for_a_list_at_every_rank(operator):
+    layer = getattr(torch_onnxpool, operator)(2, strides=2, pads=1, dilations=1)
+    for rank in (1, 2, 3, 4):
+        x = torch.randn([1, 2, *[5] * rank])
+        lists = getattr(torch_onnxpool, operator)(
+            [2] * rank, strides=[2] * rank, pads=[1] * 2 * rank, dilations=[1] * rank
+        )
+        assert torch.equal(layer(x), lists(x))
+
+
+@pytest.mark.parametrize("operator", LAYERS)
+def test_layers_have_hooks_and_script_in_sequences(operator):
+    layer = getattr(torch_onnxpool, operator)(**({"kernel_shape": 2} if operator in WINDOWED else {}))
+    seen = []
+    layer.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), layer)
+    assert net(torch.ones(1, 1, 4, 4)).shape == seen[0]
+
+
+# --- what an import loads --------------------------------------------------------------------------------------------
+
+
+def run_python(code: str, **environment: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_import_loads_only_torch():
+    code = """
+import sys, torch
+before = set(sys.modules)
+import torch_onnxpool
+print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names))
+"""
+    assert set(run_python(code).split()) <= {"torch_onnxpool", "torch"}
+
+
+def test_import_is_possible_before_torch_onnx_is_used():
+    """A first export imports what it needs by itself."""
+    code = "import torch_onnxpool, sys; print([m for m in ('onnx', 'onnxscript', 'onnxruntime') if m in sys.modules])"
+    assert run_python(code).strip() == "[]"
+
+
+# --- the same bits everywhere ----------------------------------------------------------------------------------------
+
+
+def fingerprint(threads: int | None = None) -> str:
+    """A digest of all results and gradients over the table, and over tensors large enough to be shared among threads."""
+    if threads:
+        torch.set_num_threads(threads)
+    digest = hashlib.sha256()
+    large = [
+        Case("AveragePool", (4, 6, 40, 41), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
+        Case("LpPool", (4, 6, 40, 41), {"kernel_shape": [2, 3], "strides": [2, 2]}),
+        Case("LpPool", (2, 6, 40, 41), {"kernel_shape": [2, 3], "p": 1.5, "ceil_mode": 1}),
+        Case("MaxPool", (4, 6, 40, 41), {"kernel_shape": [3, 3], "auto_pad": "SAME_UPPER"}),
+        *(Case(operator, (4, 40, 33, 31)) for operator in GLOBAL),
+    ]
+    for case in [*CASES, *large]:
+        for dtype in case.dtypes:
+            x, *scalars = (to_tensor(a) for a in case.inputs(dtype))
+            layouts = [x, x.movedim(1, -1).contiguous().movedim(-1, 1)]
+            for x in layouts:
+                y = call(case, [x, *scalars])
+                digest.update(to_array(y).tobytes())
+                if case.differentiable and x.is_floating_point():
+                    x = x.detach().requires_grad_()
+                    call(case, [x, *scalars]).backward(y)
+                    digest.update(to_array(x.grad).tobytes())
+    return digest.hexdigest()
+
+
+PRINT_FINGERPRINT = "import test_layers; print(test_layers.fingerprint({threads}))"
+
+
+@pytest.fixture(scope="module")
+def own_fingerprint() -> str:
+    return fingerprint()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_results_do_not_depend_on_the_number_of_threads(threads, own_fingerprint):
+    assert run_python(PRINT_FINGERPRINT.format(threads=threads)).strip() == own_fingerprint
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
+def test_results_do_not_depend_on_the_instruction_set(capability, own_fingerprint):
+    result = run_python(PRINT_FINGERPRINT.format(threads=2), ATEN_CPU_CAPABILITY=capability)
+    assert result.strip() == own_fingerprint
+
+
+def test_concurrent_calls_do_not_disturb_each_other():
+    from concurrent.futures import ThreadPoolExecutor
+
+    case = Case("LpPool", (2, 3, 30, 30), {"kernel_shape": [3, 3], "p": 3})
+    x = to_tensor(case.inputs("float32")[0])
+    wanted = call(case, [x])
+    with ThreadPoolExecutor(8) as pool:
+        assert all(torch.equal(y, wanted) for y in pool.map(lambda _: call(case, [x]), range(64)))
