@@ -135,6 +135,7 @@ inline PoolAttributes validate_attributes(std::string_view operator_name, int64_
     using namespace detail;
     PoolAttributes attributes;
     attributes.operator_name = operator_name;
+    if (given.kernel_shape.size == 0) refuse(operator_name, "kernel_shape must not be empty, got kernel_shape=[]");
     attributes.rank = check_rank(operator_name, rank);
     attributes.auto_pad = parse_auto_pad(operator_name, given.auto_pad);
     attributes.ceil_mode = check_flag(operator_name, "ceil_mode", given.ceil_mode);

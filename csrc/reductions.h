@@ -123,7 +123,11 @@ struct LpNorm {
         if (p == 1) return sum;
         if (p == 2) return std::sqrt(sum);
         if (p == 3) return std::cbrt(sum);
-        return std::pow(sum, 1 / p);
+        const Accumulator root = std::pow(sum, 1 / p);
+        if constexpr (!std::is_same_v<T, double>) return root;
+        // The rounded exponent 1/p costs |log(sum)| / p units in the last place: one Newton step gives them back.
+        const Accumulator correction = (std::pow(root, p) / sum - 1) / p;
+        return std::isfinite(correction) ? root - root * correction : root;
     }
 };
 

@@ -83,7 +83,7 @@ def average_pool(
     Opsets: 1, 7 (count_include_pad), 10 (ceil_mode), 11, 19 (dilations), 22 (bfloat16).
     """
     attributes = _window(X, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
-    if count_include_pad:
+    if count_include_pad != 0:
         attributes["count_include_pad"] = count_include_pad
     return _call(_AVERAGE_POOL, X, attributes)
 
@@ -145,8 +145,10 @@ def max_pool(
     Opsets: 1, 8 (Indices, storage_order), 10 (ceil_mode, dilations), 11, 12 (int8, uint8), 22 (bfloat16).
     """
     attributes = _window(X, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
-    if storage_order:
+    if storage_order != 0:
         attributes["storage_order"] = storage_order
+    if return_indices not in (False, True):
+        raise ValueError(f"MaxPool: return_indices must be a bool, got return_indices={return_indices!r}")
     if return_indices:
         return _call(_MAX_POOL_WITH_INDICES, X, attributes)
     return _maximum(_MAX_POOL, _MAX_POOL_WITH_INDICES, X, attributes)
@@ -216,7 +218,7 @@ def qlinear_global_average_pool(
 
     Opset: com.microsoft 1.
     """
-    attributes = {"channels_last": channels_last} if channels_last else {}
+    attributes = {"channels_last": channels_last} if channels_last != 0 else {}
     try:
         return _QLINEAR_GLOBAL_AVERAGE_POOL.op(X, x_scale, x_zero_point, y_scale, y_zero_point, **attributes)
     except _WRONG_TYPE:
@@ -238,7 +240,7 @@ def _window(
     attributes: dict[str, Any] = {"kernel_shape": _repeated(kernel_shape, X, 1)}
     if auto_pad != "NOTSET":
         attributes["auto_pad"] = auto_pad
-    if ceil_mode:
+    if ceil_mode != 0:
         attributes["ceil_mode"] = ceil_mode
     if dilations is not None:
         attributes["dilations"] = _repeated(dilations, X, 1)
@@ -250,7 +252,9 @@ def _window(
 
 
 def _repeated(value: Ints, X: Tensor, entries_per_axis: int) -> Sequence[int]:
-    return [value] * (entries_per_axis * (X.dim() - 2)) if isinstance(value, int) else value
+    if isinstance(value, int) and isinstance(X, Tensor):
+        return [value] * (entries_per_axis * (X.dim() - 2))
+    return value
 
 
 def _maximum(plain: Operator, with_indices: Operator, X: Tensor, attributes: dict[str, Any]) -> Tensor:

@@ -6,6 +6,7 @@ values. Formulas, types, gradients and opsets stand at the functions of the same
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,7 +67,8 @@ def _as_onnx(name: str, value: Any) -> Any:
 
 
 def _check(onnx_name: str, attributes: dict[str, Any]) -> None:
-    given = {name: value for name, value in attributes.items() if value is not None}
+    optional_lists = ("dilations", "pads", "strides")
+    given = {name: value for name, value in attributes.items() if not (value is None and name in optional_lists)}
     lists = {name: value for name, value in given.items() if name in _LISTS and not isinstance(value, int)}
     refuse_wrong_types(onnx_name, **{name: value for name, value in given.items() if name not in _LISTS}, **lists)
     lengths = [len(value) // 2 if name == "pads" else len(value) for name, value in lists.items()]
@@ -188,7 +190,9 @@ class MaxPool(_Pool):
             storage_order=storage_order,
             strides=strides,
         )
-        self.return_indices = return_indices
+        if return_indices not in (False, True):
+            raise ValueError(f"MaxPool: return_indices must be a bool, got return_indices={return_indices!r}")
+        self.return_indices = bool(return_indices)
 
     def forward(self, X: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         return functional.max_pool(
@@ -281,6 +285,8 @@ class QLinearGlobalAveragePool(_Pool):
         if tensor.dtype not in types or tensor.dim() > 1 or tensor.numel() != 1:
             wanted = "float32" if is_scale else "uint8 or int8"
             raise ValueError(f"{self.onnx_name}: {name} must be one element of type {wanted}, got {name}={value!r}")
+        if is_scale and not (math.isfinite(tensor.item()) and tensor.item() != 0):
+            raise ValueError(f"{self.onnx_name}: {name} must be finite and not 0, got {name}={value!r}")
         return tensor.detach().clone()
 
     def forward(self, X: Tensor, *quantization: Tensor) -> Tensor:
