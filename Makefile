@@ -17,8 +17,8 @@ native := $(shell find csrc -type f)
 .PHONY: demo test lint format docs audit clean
 
 demo: $(package)
-	$(bin)/python examples/train_and_export.py
-	$(bin)/python -m torch_onnxpool verify \
+	$(bin)/python examples/train_and_export.py --output build/example
+	$(bin)/python -m torch_onnxpool verify build/example/*.onnx \
 		"$$($(bin)/python -c 'import onnx; print(onnx.__path__[0])')"/backend/test/data/light/*.onnx
 
 test: $(package)

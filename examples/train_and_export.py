@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from torch_onnxpool import AveragePool, GlobalLpPool, LpPool, MaxPool, QLinearGlobalAveragePool
 
-EPOCHS, BATCH = 15, 64
+BATCH = 64
 console = Console()
 
 
@@ -55,15 +55,17 @@ class Classifier(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--output", type=Path, default=Path("build/example"), help="folder for the .onnx files")
-    directory = parser.parse_args().output
+    parser.add_argument("--epochs", type=int, default=15)
+    options = parser.parse_args()
+    directory = options.output
     directory.mkdir(parents=True, exist_ok=True)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # torchvision is not needed
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # the tensors are small
+    torch.set_num_threads(1)  # more than one only gets in the way of images this small
     train_images, test_images, train_labels, test_labels = load_data()
 
     model = Classifier()
-    train(model, train_images, train_labels, "training")
+    train(model, train_images, train_labels, options.epochs, "training")
     with torch.no_grad():
         logits = model(test_images).numpy()
     results = Table("", "accuracy", "largest difference from torch")
@@ -82,7 +84,7 @@ def main() -> None:
     quantised_pool = QLinearGlobalAveragePool(x_scale, zero, y_scale, zero)
     train_bytes, test_bytes = (quantised_pool(to_bytes(f, x_scale)) for f in (train_features, test_features))
     classify = nn.Linear(64, 10)
-    train(classify, train_bytes.flatten(1) * y_scale, train_labels, "training on quantised averages")
+    train(classify, train_bytes.flatten(1) * y_scale, train_labels, options.epochs, "training on quantised averages")
     with torch.no_grad():
         quantised_logits = classify(test_bytes.flatten(1) * y_scale).numpy()
     results.add_section()
@@ -103,18 +105,21 @@ def load_data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return tuple(map(torch.from_numpy, split))
 
 
-def train(model: nn.Module, inputs: Tensor, labels: Tensor, title: str) -> None:
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+def train(model: nn.Module, inputs: Tensor, labels: Tensor, epochs: int, title: str) -> None:
+    optimizer = torch.optim.Adam(model.parameters())
+    steps = epochs * -(-len(inputs) // BATCH)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=steps)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(title, total=EPOCHS, state="")
-        for epoch in range(1, EPOCHS + 1):
+        task = progress.add_task(title, total=epochs, state="")
+        for epoch in range(1, epochs + 1):
             for batch in torch.randperm(len(inputs)).split(BATCH):
                 loss = nn.functional.cross_entropy(model(inputs[batch]), labels[batch])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-            progress.update(task, advance=1, state=f"epoch {epoch}/{EPOCHS}, loss {loss.item():.4f}")
+                schedule.step()
+            progress.update(task, advance=1, state=f"epoch {epoch}/{epochs}, loss {loss.item():.4f}")
 
 
 def export(model: nn.Module, example: Tensor, stem: Path) -> dict[str, Path]:
