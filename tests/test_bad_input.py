@@ -158,7 +158,8 @@ GOOD = {
     "y_zero_point": torch.tensor(5, dtype=torch.uint8),
 }
 BAD_SCALES = [*(torch.tensor(s) for s in (0.0, -1.0, math.nan, math.inf)), torch.ones(2), torch.ones(1, 1),
-              torch.ones(0), torch.tensor(1.0, dtype=torch.float64), torch.tensor(1), torch.tensor(1.0).half(), 1.0, None]  # fmt: skip
+              torch.ones(0), torch.ones((), dtype=torch.float64), torch.tensor(1), torch.tensor(1.0).half(), 1.0,
+              None]  # fmt: skip
 BAD_ZERO_POINTS = [torch.tensor(0, dtype=torch.int8), torch.tensor(0), torch.tensor(0.0),
                    *(torch.zeros(s, dtype=torch.uint8) for s in ((2,), (1, 1), (0,))), 0, None]  # fmt: skip
 BAD_SCALARS = [(n, v) for n in ("x_scale", "y_scale") for v in BAD_SCALES] + [

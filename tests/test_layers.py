@@ -214,7 +214,7 @@ def test_import_is_possible_before_torch_onnx_is_used():
 
 
 def fingerprint(threads: int | None = None) -> str:
-    """A digest of all results and gradients over the table, and over tensors large enough to be shared among threads."""
+    """A digest of all results and gradients over the table and over tensors that threads share."""
     if threads:
         torch.set_num_threads(threads)
     digest = hashlib.sha256()
