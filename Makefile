@@ -1,6 +1,6 @@
 # make demo and make test are all a newcomer needs, with Python 3.10+, a C++ compiler and make.
 # Every target sets up what it needs. PYTHON creates the environment, VENV names it, and TORCH_ONNXPOOL_ABI=aten builds
-# against ATen instead of LibTorch's stable ABI; one checkout holds one build, so make clean before changing that.
+# against ATen instead of LibTorch's stable ABI.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -11,7 +11,7 @@ WORKERS ?= 2
 
 bin := $(VENV)/bin
 environment := $(VENV)/.requirements-installed
-package := $(VENV)/.package-installed
+package := $(VENV)/.package-installed-$(or $(TORCH_ONNXPOOL_ABI),stable)
 native := $(shell find csrc -type f)
 
 .PHONY: demo test lint format docs audit clean
@@ -48,7 +48,7 @@ audit: $(package)
 	done
 
 clean:
-	rm -rf build *.egg-info torch_onnxpool/*.so $(package)
+	rm -rf build *.egg-info torch_onnxpool/*.so $(VENV)/.package-installed-*
 
 $(environment): requirements-dev.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "torch_onnxpool needs Python 3.10 or newer")'
@@ -56,7 +56,9 @@ $(environment): requirements-dev.txt
 	$(bin)/python -m pip install -r requirements-dev.txt
 	touch $@
 
-# --no-deps: all that the package needs is pinned above, and nothing is left for pip to choose.
+# A checkout holds one build. --no-deps: all that the package needs is pinned above, nothing is left for pip to choose.
 $(package): $(environment) setup.py pyproject.toml $(native)
-	$(bin)/python -m pip install --no-build-isolation --no-deps --editable .
+	rm -rf build/lib* build/temp* torch_onnxpool/*.so $(VENV)/.package-installed-*
+	TORCH_ONNXPOOL_ABI=$(or $(TORCH_ONNXPOOL_ABI),stable) \
+		$(bin)/python -m pip install --no-build-isolation --no-deps --editable .
 	touch $@
