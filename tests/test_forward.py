@@ -84,7 +84,7 @@ def test_input_with_an_offset(operator, device):
     assert torch.equal(call(case, [x]), call(case, [x.contiguous()]))
 
 
-def test_channels_last_makes_no_copy_of_its_input(device):
+def test_torch_channels_last(device):
     """torch.channels_last is recognised by its strides, with one channel and with planes of one element as well."""
     for shape in [(2, 3, 4, 5), (1, 8, 2, 2), (2, 1, 4, 4), (2, 4, 1, 1)]:
         x = torch.randn(shape, device=device).contiguous(memory_format=torch.channels_last)
@@ -93,6 +93,18 @@ def test_channels_last_makes_no_copy_of_its_input(device):
         assert torch.equal(y, x)
     x = torch.randn(2, 3, 4, 5, 6, device=device).contiguous(memory_format=torch.channels_last_3d)
     assert torch_onnxpool.average_pool(x, 2).is_contiguous(memory_format=torch.channels_last_3d)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("operator", WINDOWED + GLOBAL)
+def test_no_input_is_copied_to_another_layout(operator, layout):
+    """The only memory that a call allocates is its result's."""
+    x = arrange(torch.randn(2, 16, 20, 21), layout)
+    case = Case(operator, tuple(x.shape), {"kernel_shape": [3, 2]} if operator in WINDOWED else {})
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        y = call(case, [x])
+    allocated = sum(max(0, event.self_cpu_memory_usage) for event in profile.events())
+    assert allocated == y.numel() * y.element_size()
 
 
 # --- the range of norms ----------------------------------------------------------------------------------------------
@@ -233,6 +245,23 @@ def test_the_largest_attributes_are_quick(operator, attributes, device):
     y = call(Case(operator, (1, 1, 3), attributes), [x])
     assert y.numel() <= 3
     assert bool(y.isfinite().all())
+
+
+def test_indices_beyond_int32():
+    """Four images of 2^30 elements each, in one byte of memory."""
+    x = torch.zeros((), dtype=torch.int8).expand(4, 1, 2**30)
+    indices = torch_onnxpool.max_pool(x, 1, strides=2**29, return_indices=True)[1]
+    assert indices.flatten().tolist() == [i * 2**29 for i in range(8)]
+
+
+@pytest.mark.parametrize("dtype", Case("MaxPool", (1, 1, 1)).dtypes)
+def test_padding_never_competes(dtype, device):
+    lowest = (torch.finfo if dtype in FLOATS else torch.iinfo)(getattr(torch, dtype)).min
+    for value in (lowest, 0 if dtype == "uint8" else -7):
+        x = torch.full((1, 2, 3, 3), value, dtype=getattr(torch, dtype), device=device)
+        y, indices = torch_onnxpool.max_pool(x, 3, pads=1, strides=2, return_indices=True)
+        assert torch.equal(y, x[..., :2, :2])
+        assert indices[0].tolist() == [[[0, 1], [3, 4]], [[9, 10], [12, 13]]]
 
 
 def test_more_dimensions_than_anyone_needs(device):

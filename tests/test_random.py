@@ -46,14 +46,16 @@ def check(drawn, device: str) -> None:
 
 def test_the_generator_reaches_everything():
     """Every operator in every one of its element types, ranks 1 to 4, and enough of what is refused."""
-    drawn = [random_case(np.random.default_rng(seed)) for seed in range(4000)]
+    drawn = [random_case(np.random.default_rng(seed)) for seed in range(2000)]
     seen = {(d.case.operator, d.dtype) for d in drawn}
     assert all((d.case.operator, dtype) in seen for d in drawn for dtype in d.case.dtypes)
     assert {len(d.case.shape) - 2 for d in drawn} >= {1, 2, 3, 4}
-    refused = 0
-    for d in drawn:
-        try:
-            oracle.FORWARD[d.case.operator](*d.case.inputs(d.dtype), **d.case.attributes)
-        except ValueError:
-            refused += 1
-    assert 0.15 < refused / len(drawn) < 0.4
+    assert 0.15 < sum(is_refused(d) for d in drawn[:500]) / 500 < 0.4
+
+
+def is_refused(drawn) -> bool:
+    try:
+        oracle.FORWARD[drawn.case.operator](*drawn.case.inputs(drawn.dtype), **drawn.case.attributes)
+    except ValueError:
+        return True
+    return False
