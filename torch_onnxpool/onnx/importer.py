@@ -29,8 +29,8 @@ def layer_from_node(node: NodeProto, opset_version: int) -> nn.Module:
         raise ValueError(f"layer_from_node: opset_version must be an int, got opset_version={opset_version!r}")
     parsed = nodes.parse(node, opset_version)
     arguments = dict(parsed.attributes)
-    # Exporters write pads of zero beside auto_pad; that says the same twice, and our layers take either.
-    if parsed.value("auto_pad") != "NOTSET" and arguments.get("pads") == [0] * (2 * len(arguments["kernel_shape"])):
+    # Some exporters write pads of zero beside auto_pad, where they say nothing. Our layers refuse to be told both.
+    if parsed.has_idle_pads:
         del arguments["pads"]
     if "Indices" in parsed.outputs:
         arguments["return_indices"] = True

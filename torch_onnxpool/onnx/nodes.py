@@ -43,6 +43,12 @@ class PoolNode:
         kernel_shape = self.attributes.get("kernel_shape")
         return None if kernel_shape is None else len(kernel_shape)
 
+    @property
+    def has_idle_pads(self) -> bool:
+        """Whether pads are written beside another auto_pad, but all zero."""
+        pads = self.attributes.get("pads")
+        return pads is not None and self.value("auto_pad") != "NOTSET" and pads == [0] * (2 * self.spatial_rank)
+
     def value(self, name: str) -> Value | None:
         """An attribute as the operator sees it: its default where it is not written, None where it does not exist."""
         if name in self.attributes:
