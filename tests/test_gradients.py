@@ -10,7 +10,7 @@ import pytest
 import torch
 from cases import CASES, FLOATS, GLOBAL, LAYOUTS, WINDOWED, Case, cases, fill
 from tensors import arrange, call, largest_window, to_array, to_tensor
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import torch_onnxpool
 
@@ -200,6 +200,41 @@ def test_no_graph_where_none_is_wanted(operator, device):
     with torch.inference_mode():
         assert not call(case, [x]).requires_grad
     assert call(case, [x]).grad_fn is not None
+
+
+@pytest.mark.parametrize("operator", WINDOWED + GLOBAL)
+def test_functional_gradients(operator, device):
+    """torch.func.grad, and vmap over it, are the plain gradient."""
+    case = Case(operator, (2, 3, 5, 6), {"kernel_shape": [2, 3]} if operator in WINDOWED else {})
+    x = torch.randn(case.shape, device=device)
+
+    def loss(x):
+        return call(case, [x]).pow(2).sum()
+
+    leaf = x.clone().requires_grad_()
+    loss(leaf).backward()
+    assert torch.equal(torch.func.grad(loss)(x), leaf.grad)
+    assert torch.equal(torch.func.vmap(torch.func.grad(lambda sample: loss(sample[None])))(x), leaf.grad)
+
+
+@pytest.mark.parametrize("operator", WINDOWED + GLOBAL)
+def test_forward_mode_is_refused_not_ignored(operator, device):
+    """A tangent that is dropped would be a silently wrong derivative."""
+    case = Case(operator, (1, 2, 4, 4), {"kernel_shape": [2, 2]} if operator in WINDOWED else {})
+    x = torch.randn(case.shape, device=device)
+    with pytest.raises(NotImplementedError, match=r"forward|jvp"), forward_ad.dual_level():
+        call(case, [forward_ad.make_dual(x, torch.ones_like(x))])
+    with pytest.raises(NotImplementedError, match=r"forward|jvp"):
+        torch.func.jvp(lambda x: call(case, [x]), (x,), (x,))
+
+
+def test_data_changed_after_the_forward_pass_are_noticed(device):
+    x = torch.randn(1, 1, 4, device=device, requires_grad=True)
+    changed = x * 1
+    y = torch_onnxpool.lp_pool(changed, 2)
+    changed.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
 
 
 def test_bytes_have_no_gradient():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from cases import CASES, GLOBAL, LAYOUTS, WINDOWED, Case, cases
@@ -95,6 +96,21 @@ def test_fake_gradients_are_shaped_like_real_ones(case, device):
                 fake_x = mode.from_tensor(x).requires_grad_()
                 call(case, [fake_x]).backward(mode.from_tensor(grad))
             assert_alike(fake_x.grad, real_x.grad)
+
+
+def test_fake_strides_of_any_layout():
+    """Axes of one element make a layout ambiguous: both sides must read it the same way."""
+    rng = np.random.default_rng(0)
+    for _ in range(400):
+        order = rng.permutation(rng.integers(3, 6))
+        x = torch.zeros(rng.choice([1, 1, 2, 3], len(order)).tolist()).permute(*order.tolist())
+        with FakeTensorMode() as mode:
+            fake = mode.from_tensor(x)
+            fakes = [torch_onnxpool.max_pool(fake, 1, strides=2), torch_onnxpool.global_average_pool(fake)]
+        for f, real in zip(
+            fakes, [torch_onnxpool.max_pool(x, 1, strides=2), torch_onnxpool.global_average_pool(x)], strict=True
+        ):
+            assert_alike(f, real)
 
 
 def test_meta_tensors():
