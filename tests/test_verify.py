@@ -110,6 +110,7 @@ def test_a_wrong_layer_is_a_mismatch(tmp_path, capsys, monkeypatch, op_type, fac
     code, out, _ = run(capsys, path)
     assert code == 1
     assert "MISMATCH" in out
+    assert ("model nan" in out) == np.isnan(factor)
 
 
 def test_a_refused_node_is_a_mismatch(tmp_path, capsys, monkeypatch):

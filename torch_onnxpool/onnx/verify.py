@@ -13,8 +13,9 @@ When two results agree
         average   |ours - theirs| <= 2 (n + 1) u mean|x|
         p-norm    |ours - theirs| <= 2 ((n + 3) / p + |ln y| + 4) u y
 
-    (powers and root err by up to 4u each, and a 1/p rounded to float32 costs |ln y| u). Results of a narrower type may
-    also round to neighbours. Source: N. J. Higham, "Accuracy and Stability of Numerical Algorithms", chapters 3 and 4.
+    (powers and root err by up to 4u each, and a 1/p rounded to float32 costs |ln y| u). Results of float16 may also
+    round to neighbours, as may subnormal ones of any type. Source: N. J. Higham, "Accuracy and Stability of Numerical
+    Algorithms", chapters 3 and 4.
 
 A difference that a row of the ledger explains is reported under that row and is not a mismatch.
 """
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -176,16 +177,14 @@ class Model:
                 helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
                 for name, array in feeds.items()
             ],
-            [],
+            _untyped(filter(None, node.output)),
         )
         alone = helper.make_model(graph, opset_imports=self.proto.opset_import, ir_version=self.proto.ir_version)
-        outputs = [name for name in node.output if name]
-        _make_outputs(alone, outputs)
         try:
             values = _run(alone, feeds, self.path)
         except VerificationError as error:
             return error
-        return [values[name] for name in outputs]
+        return [values[output.name] for output in graph.output]
 
     def _ledger_rows(self, node: NodeProto, **known) -> tuple[str, ...]:
         """The ids of the rows about this onnxruntime; `known` says what is known of X."""
@@ -228,17 +227,18 @@ class Model:
     def _part_that_pools(self) -> ModelProto:
         """The nodes on which some pooling node depends, with all values of pooling nodes as outputs."""
         wanted = [name for node in self.nodes for name in (*node.input, *node.output) if name]
-        part = ModelProto()
-        part.CopyFrom(self.proto)
-        needed, kept = set(wanted), []
-        for node in reversed(part.graph.node):
+        whole, needed, kept = self.proto.graph, set(wanted), []
+        for node in reversed(whole.node):
             if needed.intersection(node.output):
                 needed.update(_names_used(node))
                 kept.append(node)
-        _replace(part.graph.node, reversed(kept))
-        for entries in (part.graph.input, part.graph.initializer):
-            _replace(entries, [entry for entry in entries if entry.name in needed])
-        _make_outputs(part, wanted)
+        part = ModelProto(ir_version=self.proto.ir_version, opset_import=self.proto.opset_import)
+        part.graph.name = "pooling"
+        part.graph.node.extend(reversed(kept))
+        part.graph.input.extend(value for value in whole.input if value.name in needed)
+        part.graph.initializer.extend(constant for constant in whole.initializer if constant.name in needed)
+        part.graph.sparse_initializer.extend(c for c in whole.sparse_initializer if c.values.name in needed)
+        part.graph.output.extend(_untyped(wanted))
         return part
 
 
@@ -341,15 +341,9 @@ def _required_inputs(model: ModelProto) -> list[ValueInfoProto]:
     return [value for value in model.graph.input if value.name not in constants]
 
 
-def _make_outputs(model: ModelProto, names: list[str]) -> None:
-    """Replace the graph's outputs; onnxruntime infers the types left empty."""
-    _replace(model.graph.output, map(helper.make_empty_tensor_value_info, dict.fromkeys(names)))
-
-
-def _replace(entries, new) -> None:
-    new = list(new)
-    del entries[:]
-    entries.extend(new)
+def _untyped(names: Iterable[str]) -> list[ValueInfoProto]:
+    """Graph outputs whose types onnxruntime infers."""
+    return [helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(names)]
 
 
 def _has_layer(node: NodeProto) -> bool:
@@ -417,7 +411,7 @@ def _numeric_difference(
             error = np.where(_same(our, their), 0.0, np.abs(our.astype(np.float64) - their.astype(np.float64)))
         differs = error != 0  # a NaN differs too
         beyond |= differs & ~(error <= allowed)
-        absolute = max(absolute, error.max(initial=0.0))
+        absolute = np.maximum(absolute, error.max(initial=0.0))  # which keeps a NaN
         if np.issubdtype(our.dtype, np.floating):
             ulp = np.divide(error, np.spacing(magnitude), out=np.zeros_like(error), where=differs).max(initial=0.0)
     p = float(getattr(layer, "p", 1))
@@ -442,7 +436,8 @@ def _magnitude_and_bound(layer: torch.nn.Module, x: np.ndarray, y: np.ndarray) -
         magnitude = y
         roundings = (taps + 3) / layer.p + np.abs(_log2(y)) * math.log(2) + 4
     bound = 2 * roundings * _UNIT_ROUNDOFF * magnitude.astype(np.float64)
-    return magnitude, bound + (np.spacing(magnitude) if y.dtype == np.float16 else 0)
+    last_rounding = np.spacing(magnitude) if y.dtype == np.float16 else np.finfo(y.dtype).smallest_subnormal
+    return magnitude, bound + last_rounding
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
