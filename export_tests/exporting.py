@@ -162,6 +162,6 @@ def assert_close(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
             np.testing.assert_array_equal(ours, theirs)
             continue
         tolerance = {2: 2e-3, 4: 1e-5, 8: 1e-13}[ours.dtype.itemsize]
-        np.testing.assert_allclose(
-            ours.astype(np.float64), theirs.astype(np.float64), rtol=tolerance, atol=tolerance / 10
-        )
+        ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
+        largest = np.max(np.abs(theirs), initial=0, where=np.isfinite(theirs))
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance / 10 * largest)

@@ -103,7 +103,8 @@ class Subject:
 
     def any_value(self, holds: Callable[[np.ndarray], np.ndarray]) -> bool:
         """Whether it is known to hold for a value of X."""
-        return self.values is not None and bool(holds(self.values).any())
+        with np.errstate(invalid="ignore"):  # comparisons with NaN
+            return self.values is not None and bool(holds(self.values).any())
 
 
 @dataclass(frozen=True)
