@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 import oracle
 import pytest
 import torch
-from cases import CASES, FLOATS, GLOBAL, LAYOUTS, WINDOWED, Case, cases
-from tensors import arrange, assert_value, call, expected, is_channels_last, rounded, to_array, to_tensor, ulps
+from cases import CASES, FLOATS, GLOBAL, LAYOUTS, WINDOWED, Case, cases, numpy_type
+from tensors import (
+    allowed_ulps,
+    arrange,
+    assert_value,
+    call,
+    expected,
+    is_channels_last,
+    rounded,
+    to_array,
+    to_tensor,
+    ulps,
+)
 
 import torch_onnxpool
 
@@ -154,6 +166,49 @@ def test_norms_scale_with_their_data(p, exponent, device):
     exact = oracle.lp_pool(x, **case.attributes)
     y = call(case, [to_tensor(x, device)])
     assert int(ulps(y, rounded(exact, y.dtype)).max()) <= 1
+
+
+@pytest.mark.parametrize("p", [1, 1.5, 2, 3, 4, 64])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_norms_at_every_magnitude(dtype, p, device):
+    """Three elements of about every power of two that the type has, subnormal numbers included."""
+    info = ml_dtypes.finfo(numpy_type(dtype))
+    exponents = np.arange(info.minexp - info.nmant, info.maxexp - 1)
+    rng = np.random.default_rng(0)
+    x = (rng.uniform(0.5, 1, (1, len(exponents), 3)) * 2.0 ** exponents[:, None]).astype(numpy_type(dtype))
+    case = Case("GlobalLpPool", x.shape, {"p": p})
+    y = call(case, [to_tensor(x, device)])
+    exact = rounded(oracle.global_lp_pool(x, p=p), y.dtype)
+    assert int(ulps(y, exact).max()) <= allowed_ulps(case, dtype)
+
+
+# --- rounding to half precision, exhaustively ------------------------------------------------------------------------
+
+
+def all_numbers(dtype: str) -> torch.Tensor:
+    """Every bit pattern."""
+    return torch.arange(-(2**15), 2**15).to(torch.int16).view(getattr(torch, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_number_survives(dtype, device):
+    numbers = all_numbers(dtype)[None, None].to(device)
+    for y in (torch_onnxpool.average_pool(numbers, 1), torch_onnxpool.max_pool(numbers, 1)):
+        torch.testing.assert_close(y, numbers, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(torch_onnxpool.lp_pool(numbers, 1), numbers.abs(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_middle_of_two_neighbours_goes_to_the_even_one(dtype, device):
+    """The average of every finite number and the next one is exact in float32, and a tie."""
+    numbers = all_numbers(dtype)[2**15 :]
+    numbers = numbers[numbers.isfinite() & (numbers < torch.finfo(numbers.dtype).max / 2)]
+    pairs = torch.stack([numbers[:-1], numbers[1:]], dim=1).reshape(1, 1, -1)
+    even = numbers[:-1].view(torch.int16) % 2 == 0
+    wanted = torch.where(even, numbers[:-1], numbers[1:])
+    for sign in (1, -1):
+        y = torch_onnxpool.average_pool(sign * pairs.to(device), 2, strides=2)
+        assert torch.equal(y.flatten().cpu(), sign * wanted)
 
 
 # --- NaN and infinities ----------------------------------------------------------------------------------------------
