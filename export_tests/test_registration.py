@@ -54,7 +54,7 @@ def test_import_loads_only_torch():
     ],
 )
 def test_order_of_imports(imports):
-    assert "could not register" not in run(f"{imports}\nexport_both()")
+    assert "is not registered" not in run(f"{imports}\nexport_both()")
 
 
 def test_the_hooks_leave_nothing_behind():
@@ -91,7 +91,7 @@ with pytest.raises(torch.onnx.OnnxExporterError):
 export_both(custom_translation_table=torch_onnxpool.onnx.translation_table())
 """
     )
-    assert "UserWarning: torch_onnxpool could not register itself with torch.onnx.export (TypeError:" in stderr
+    assert "UserWarning: torch_onnxpool is not registered with torch.onnx (TypeError:" in stderr
     assert "custom_translation_table=torch_onnxpool.onnx.translation_table()" in stderr
 
 
@@ -122,3 +122,22 @@ def test_what_the_package_offers():
         with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
             torch_onnxpool.onnx.nothing
     """)
+
+
+def test_looking_for_a_module_is_not_importing_it():
+    run("""
+        import importlib.util, torch, torch_onnxpool
+        assert importlib.util.find_spec("torch.onnx")
+        export_both()
+    """)
+
+
+def test_a_missing_torchscript_exporter_breaks_nothing():
+    stderr = run("""
+        import torch, torch_onnxpool
+        from torch_onnxpool.onnx import symbolic
+        symbolic.register = lambda: torch.onnx.no_such_function
+        import torch.onnx
+    """)
+    assert "torch_onnxpool is not registered with torch.onnx (AttributeError:" in stderr
+    assert "Only torch.onnx.export(..., dynamo=True) will know its operators." in stderr

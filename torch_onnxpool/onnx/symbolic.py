@@ -39,17 +39,19 @@ def _symbolic(operator: str) -> Callable:
         originals = list(graph.original_node.outputs())
         # Below opset 8 MaxPool has no Indices; that only matters if something reads them.
         composed = "max_pool" if graph.opset < 8 and len(originals) == 2 and not originals[1].uses() else operator
-        element_type = schemas.type_name(arguments["X"].type().dtype())
+        x_type = arguments["X"].type()
+        element_type = x_type.dtype() and schemas.type_name(x_type.dtype())
         node = nodes.compose(composed, arguments, graph.opset, element_type)
         name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
         inputs = [arguments[name] for name in node.inputs]
         attributes = {f"{name}_{_SUFFIXES[type(value)]}": value for name, value in node.attributes.items()}
         results = graph.op(name, *inputs, outputs=len(node.outputs), **attributes)
-        results = results if isinstance(results, tuple) else (results,)
+        results = list(results) if len(node.outputs) > 1 else [results]
         if not node.schema.has_type_and_shape_inference_function:
             for result, original in zip(results, originals):
-                result.setType(_inferred_type(original.type(), arguments["X"].type()))
-        return (*results, *[None] * (len(originals) - len(results))) if len(originals) > 1 else results[0]
+                result.setType(_inferred_type(original.type(), x_type))
+        results += [None] * (len(originals) - len(results))
+        return tuple(results) if len(results) > 1 else results[0]
 
     symbolic.__name__ = operator
     # parse_args turns graph values into Python values, and names them in its messages by this signature.

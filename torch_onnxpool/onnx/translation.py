@@ -47,7 +47,8 @@ def _translation(operator: str, overload: torch._ops.OpOverload) -> Callable:
         given = {parameter.name: value for parameter, value in zip(parameters, args)}
         arguments = {**defaults, **given, **kwargs}
         recorder = evaluator.default()
-        element_type = schemas.type_name(arguments["X"].dtype)
+        dtype = arguments["X"].dtype
+        element_type = None if dtype is None else schemas.type_name(dtype)
         # Below 18 the exporter writes opset 18 and converts the file afterwards: both must be able to say it.
         for opset in (_requested_opset(recorder.opset.version), recorder.opset.version):
             composed = nodes.compose(operator, arguments, opset, element_type)
