@@ -343,6 +343,35 @@ def test_row_by_id():
     assert [ledger.row(row_id).id for row_id in ROW_IDS] == ROW_IDS
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_of_sizes_know_the_windows(seed):
+    """On one axis, against the oracle's windows."""
+    rng, seen = np.random.default_rng(seed), set()
+    for _ in range(500):
+        n, kernel, stride, dilation = (int(v) for v in rng.integers(1, [9, 5, 6, 5]))
+        pads = rng.integers(0, 6, 2).tolist()
+        auto_pad = str(rng.choice(["NOTSET", "NOTSET", "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]))
+        attributes = {"kernel_shape": [kernel], "strides": [stride], "dilations": [dilation], "ceil_mode": 1}
+        attributes |= {"pads": pads} if auto_pad == "NOTSET" else {"auto_pad": auto_pad}
+        begin, end = pads if auto_pad == "NOTSET" else (0, 0)
+        try:
+            windows = oracle.axis_windows(n, kernel, dilation, stride, begin, end, auto_pad, 1)
+        except ValueError:
+            continue
+        effective_kernel, outputs = (kernel - 1) * dilation + 1, len(windows)
+        reach, same = (outputs - 1) * stride + effective_kernel, auto_pad.startswith("SAME")
+        expected = {
+            "empty-window": any(not data for data, _ in windows),
+            "same-negative": same and reach < n,
+            "ceil-clip-inference": not same and reach < n + begin + end,
+            "lp-ceil": not same and reach > n + begin + end,
+        }
+        rows = ledger.rows_for(make_node("LpPool", **attributes), 18, input_shape=(1, 1, n))
+        assert {row.id for row in rows} & expected.keys() == {row for row, falls in expected.items() if falls}
+        seen |= {row for row, falls in expected.items() if falls}
+    assert seen == {"empty-window", "same-negative", "ceil-clip-inference", "lp-ceil"}
+
+
 # --- nothing beside the ledger ---
 
 

@@ -16,6 +16,7 @@ from exporting import (
     layer_of,
     one_node_model,
     only_node,
+    opset_of,
     outputs_of,
     pooling_nodes,
     run_onnxruntime,
@@ -49,7 +50,7 @@ def test_dynamic_batch_height_and_width(layer, exporter):
     if exporter == "torchscript":
         options = {"input_names": ["X"], "dynamic_axes": {"X": {0: "N", 2: "H", 3: "W"}}}
     else:
-        # torch.export by itself wants outputs of more than one element, of torch's own pools too; torch.onnx.export does not.
+        # torch.export by itself refuses sizes that are pooled to 1, by built-in pools too; torch.onnx.export does not.
         smallest = {"min": 6} if exporter == "program" else {}
         sizes = {0: torch.export.Dim("N"), 2: torch.export.Dim("H", **smallest), 3: torch.export.Dim("W", **smallest)}
         options = {"dynamic_shapes": (sizes,)}
@@ -212,6 +213,7 @@ def test_opsets_that_the_exporter_converts_to_afterwards(opset):
     """Above 25 onnx's converter takes over; the pool arrives as it was written."""
     layer, x = LAYERS["AveragePool"], data(LAYERS["AveragePool"], 2, 3, 9, 10)
     proto = export(layer, (x,), opset=opset)
+    assert opset_of(proto) == opset
     assert attributes_of(only_node(proto)) == attributes_of(only_node(export(layer, (x,))))
 
 

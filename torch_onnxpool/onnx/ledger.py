@@ -191,7 +191,9 @@ def _drops_last_window(axis: Axis) -> bool:
 
 
 def _has_empty_window(axis: Axis) -> bool:
-    """Our own operator knows."""
+    """Our own operator knows. Without a long padding or a dilation over the whole input there is no such window."""
+    if max(axis.pad_begin, axis.pad_end) < axis.effective_kernel and axis.dilation <= axis.input:
+        return False
     pads = None if axis.auto_pad != "NOTSET" else [axis.pad_begin, axis.pad_end]
     window = {"auto_pad": axis.auto_pad, "ceil_mode": axis.ceil_mode, "pads": pads}
     x = torch.zeros(1, 1, axis.input, dtype=torch.uint8)
