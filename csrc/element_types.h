@@ -10,6 +10,8 @@ namespace onnxpool {
 
 enum class ElementType { kFloat16, kBFloat16, kFloat32, kFloat64, kInt8, kUInt8 };
 
+inline bool is_byte(ElementType type) { return type == ElementType::kInt8 || type == ElementType::kUInt8; }
+
 namespace detail {
 
 template <class To, class From>

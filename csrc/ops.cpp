@@ -134,8 +134,7 @@ Dimensions operators_order(Dimensions dimensions, bool channels_last) {
 
 Input checked_input(const Operator& op, const Tensor& X, bool channels_last = false) {
     const std::optional<ElementType> type = element_type(X);
-    const bool bytes = type == ElementType::kInt8 || type == ElementType::kUInt8;
-    if (!type || (bytes ? op.types == Types::kFloatingPoint : op.types == Types::kBytes)) {
+    if (!type || (is_byte(*type) ? op.types == Types::kFloatingPoint : op.types == Types::kBytes)) {
         refuse(op.name, "X must be of type ",
                op.types == Types::kBytes           ? "int8 or uint8"
                : op.types == Types::kFloatingPoint ? "float16, bfloat16, float32 or float64"
@@ -179,16 +178,11 @@ cpu::Operand read_only(const Tensor& tensor) {
     return {const_cast<void*>(tensor.const_data_ptr()), tensor.strides().data()};
 }
 
-constexpr int64_t kElementsPerTask = 32768;  // with less work, a thread costs more than it brings
+constexpr double kElementsPerThread = 32768;  // with less work, a thread costs more than it brings
 
-void run(cpu::Kernel kernel, const cpu::Call& call, int64_t rows) {
-    const Geometry& geometry = call.geometry;
-    double work_per_row = static_cast<double>(cpu::lanes_per_row(call) * geometry.axes[geometry.rank - 1].output);
-    for (int a = 0; a < geometry.rank; ++a) {
-        work_per_row *= static_cast<double>(std::min(geometry.axes[a].kernel, geometry.axes[a].input));
-    }
-    const int64_t rows_per_task = 1 + static_cast<int64_t>(kElementsPerTask / work_per_row);
-    parallel_for(rows, rows_per_task, [&](int64_t begin, int64_t end) { kernel(call, begin, end); });
+void run(const cpu::Task& task, const cpu::Call& call) {
+    const auto units_per_thread = 1 + static_cast<int64_t>(kElementsPerThread / task.elements_per_unit);
+    parallel_for(task.units, units_per_thread, [&](int64_t begin, int64_t end) { task.run(call, begin, end); });
 }
 
 // Vectors run over channels where those lie next to each other and the last spatial axis does not.
@@ -223,7 +217,7 @@ Tensor forward(const Operator& op, const Input& input, const PoolAttributes& att
         call.index_strides = flat.data();
         call.indices = writable(*indices);
     }
-    run(cpu::find_kernels(op.reduction, input.type).forward, call, cpu::forward_rows(call));
+    run(cpu::plan_forward(op.reduction, input.type, call), call);
     return Y;
 }
 
@@ -245,8 +239,7 @@ Tensor backward(const Operator& op, const Tensor& grad_Y, const Input& input, co
     const Dimensions shape = output_shape(geometry);
     const ScalarType type = input.tensor.scalar_type();
     const bool indexed = op.reduction == Reduction::kMaxWithIndex;
-    const cpu::Kernels kernels = cpu::find_kernels(op.reduction, input.type);
-    if (!kernels.backward) refuse(op.name, "there is no gradient for X of type ", toString(type));
+    if (is_byte(input.type)) refuse(op.name, "there is no gradient for X of type ", toString(type));
     check_operand(op, "grad_Y", grad_Y, shape, type);
     if (result) check_operand(op, indexed ? "Indices" : "Y", *result, shape, indexed ? ScalarType::Long : type);
     Tensor grad_X = empty_like_layout(input.shape, type, input.tensor);
@@ -264,7 +257,7 @@ Tensor backward(const Operator& op, const Tensor& grad_Y, const Input& input, co
     } else if (result) {
         call.y = read_only(*result);
     }
-    run(kernels.backward, call, cpu::backward_rows(call));
+    run(cpu::plan_backward(op.reduction, input.type, call), call);
     return grad_X;
 }
 
@@ -427,7 +420,8 @@ Tensor qlinear_global_average_pool(Tensor X, Tensor x_scale, Tensor x_zero_point
     const float x_step = scale_value(op, "x_scale", x_scale);
     const float y_step = scale_value(op, "y_scale", y_scale);
     Parameters parameters;
-    parameters.x_zero_point = zero_point_value(op, "x_zero_point", x_zero_point, X);
+    const int32_t x_zero = zero_point_value(op, "x_zero_point", x_zero_point, X);
+    parameters.sum_of_zero_points = static_cast<uint32_t>(x_zero) * static_cast<uint32_t>(plane_size);
     parameters.y_zero_point = zero_point_value(op, "y_zero_point", y_zero_point, X);
     parameters.requantization_scale = x_step / (y_step * static_cast<float>(plane_size));
     if (!(parameters.requantization_scale >= 0x1p-32f && parameters.requantization_scale < 256.0f)) {

@@ -1,17 +1,18 @@
-// What a window computes from its data: identity, accumulate, finish and the derivative, element by element.
+// What a window computes from its data, element by element, and the derivative of that.
 // Used by forward and backward, on CPU and GPU; free of torch headers. The formulas are those of the ONNX operator
 // text.
 //
 // A reduction R offers
 //   R::Element, R::Accumulator
-//   R::kIndexed           whether accumulate() wants the position of the element
-//   R::kDifferentiable    whether there is a gradient, see below
-//   identity()            the accumulator of an empty window
-//   accumulate(a, x, i)   takes element x at position i into a
-//   finish(a, counts)     the window's result
-// and, where it is differentiable,
-//   gradient(grad_y, x, y, counts)                    what one window adds to the gradient of its datum x
-//   R::kGradientNeedsCounts, R::kGradientNeedsData    whether that looks at counts, or at x and y
+//   identity()       the accumulator of no data, for combine()
+//   lift(x)          the accumulator of one datum; lift(x, i) where R::kIndexed: of the datum at position i
+//   combine(a, b)    the accumulator of all that a and b stand for, a before b
+//   finish(a)        the result of a window that has data; where R::kDivides, a has been divided by the number of taps
+//                    that count
+//   empty()          the result of a window that has none
+// and, where R::kDifferentiable,
+//   gradient(grad_y, x, y)    what one window adds to the gradient of its datum x; where R::kDivides, grad_y has been
+//                             divided likewise; only where R::kGradientNeedsData are x and y given
 // An indexed reduction needs no gradient(): the window's gradient goes to the element that its index names.
 #pragma once
 
@@ -20,7 +21,6 @@
 #include <limits>
 
 #include "element_types.h"
-#include "window.h"
 
 namespace onnxpool {
 
@@ -29,55 +29,64 @@ struct Parameters {
     bool count_include_pad = false;
     double p = 2.0;
     float requantization_scale = 1.0f;  // of QLinearGlobalAveragePool: x_scale / (y_scale * n)
-    int32_t x_zero_point = 0;
+    uint32_t sum_of_zero_points = 0;    // x_zero_point * n, modulo 2^32
     int32_t y_zero_point = 0;
 };
 
-// How many taps of a window are data, and how many are data or declared padding.
-struct TapCounts {
-    int64_t data;
-    int64_t declared;
+// What most reductions are; they say where they differ.
+struct PlainReduction {
+    static constexpr bool kIndexed = false;
+    static constexpr bool kDivides = false;
+    static constexpr bool kDifferentiable = false;
+    static constexpr bool kGradientNeedsData = false;
 };
 
-// sum of data / number of data (count_include_pad: / number of data and declared padding); 0 for an empty window.
-template <class T>
-struct Average {
-    using Element = T;
-    using Accumulator = accumulator_t<T>;
-    static constexpr bool kIndexed = false;
-    static constexpr bool kDifferentiable = true;
-    static constexpr bool kGradientNeedsCounts = true;
-    static constexpr bool kGradientNeedsData = false;
-
-    bool count_include_pad;
-
-    explicit Average(const Parameters& parameters) : count_include_pad(parameters.count_include_pad) {}
+// Accumulators that add up.
+template <class A>
+struct Sum : PlainReduction {
+    using Accumulator = A;
 
     Accumulator identity() const { return 0; }
+    Accumulator combine(Accumulator a, Accumulator b) const { return a + b; }
+};
 
-    void accumulate(Accumulator& sum, T x, int64_t) const { sum += static_cast<Accumulator>(x); }
+// Accumulators of which the larger one stays; NaN if there is one. The first one where they are equal.
+template <class A>
+struct Largest : PlainReduction {
+    using Accumulator = A;
 
-    Accumulator divisor(const TapCounts& counts) const {
-        return static_cast<Accumulator>(count_include_pad ? counts.declared : counts.data);
+    Accumulator identity() const {
+        using Limits = std::numeric_limits<Accumulator>;
+        return Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
     }
-
-    T finish(const Accumulator& sum, const TapCounts& counts) const {
-        return static_cast<T>(counts.data == 0 ? Accumulator(0) : sum / divisor(counts));
-    }
-
-    Accumulator gradient(Accumulator grad_y, Accumulator, Accumulator, const TapCounts& counts) const {
-        return grad_y / divisor(counts);
+    Accumulator combine(Accumulator a, Accumulator b) const {
+        const Accumulator larger = b > a ? b : a;  // two selections rather than one condition: no branch
+        return b != b ? b : larger;
     }
 };
 
-// (sum over data of |x|^p)^(1/p); 0 for an empty window.
+// sum of data / number of data (with count_include_pad: of data and declared padding).
 template <class T>
-struct LpNorm {
+struct Average : Sum<accumulator_t<T>> {
     using Element = T;
-    using Accumulator = accumulator_t<T>;
-    static constexpr bool kIndexed = false;
+    using typename Sum<accumulator_t<T>>::Accumulator;
+    static constexpr bool kDivides = true;
     static constexpr bool kDifferentiable = true;
-    static constexpr bool kGradientNeedsCounts = false;
+
+    explicit Average(const Parameters&) {}
+
+    Accumulator lift(T x) const { return static_cast<Accumulator>(x); }
+    T finish(Accumulator mean) const { return static_cast<T>(mean); }
+    T empty() const { return static_cast<T>(Accumulator(0)); }
+    Accumulator gradient(Accumulator grad_y, Accumulator, Accumulator) const { return grad_y; }
+};
+
+// (sum over data of |x|^p)^(1/p). kExponent is p where a kernel is made for it, or 0.
+template <class T, int kExponent = 0>
+struct LpNorm : Sum<accumulator_t<T>> {
+    using Element = T;
+    using typename Sum<accumulator_t<T>>::Accumulator;
+    static constexpr bool kDifferentiable = true;
     static constexpr bool kGradientNeedsData = true;
 
     // Sums from here on have lost nothing that matters to powers below the smallest normal number.
@@ -89,115 +98,93 @@ struct LpNorm {
 
     explicit LpNorm(const Parameters& parameters)
         : p(static_cast<Accumulator>(parameters.p)),
-          no_power_vanishes(power(static_cast<Accumulator>(smallest_magnitude<T>()), p) >= kSmallestSafeSum) {}
+          no_power_vanishes(power(static_cast<Accumulator>(smallest_magnitude<T>())) >= kSmallestSafeSum) {}
 
-    Accumulator identity() const { return 0; }
-
-    void accumulate(Accumulator& sum, T x, int64_t) const { sum += power(std::abs(static_cast<Accumulator>(x)), p); }
-
-    T finish(const Accumulator& sum, const TapCounts&) const { return static_cast<T>(root(sum)); }
+    Accumulator lift(T x) const { return power(std::abs(static_cast<Accumulator>(x))); }
+    T finish(Accumulator sum) const { return static_cast<T>(root(sum)); }
+    T empty() const { return static_cast<T>(Accumulator(0)); }
 
     // Whether powers may have overflowed or vanished on the way to a representable result. Then the window is computed
     // again, with every |x| divided by the largest one (see ScaledLpNorm).
-    bool out_of_range(const Accumulator& sum) const {
-        if (sum == 0) return !no_power_vanishes;
-        return !(sum >= kSmallestSafeSum && sum <= std::numeric_limits<Accumulator>::max());
+    bool out_of_range(Accumulator sum) const {
+        const bool safe = sum >= kSmallestSafeSum && sum <= std::numeric_limits<Accumulator>::max();
+        return !(safe || (sum == 0 && no_power_vanishes));
     }
 
     // sign(x) * (|x| / y)^(p-1), the derivative of y by x; 0 where y = 0, and sign(0) = 0.
-    Accumulator gradient(Accumulator grad_y, Accumulator x, Accumulator y, const TapCounts&) const {
+    Accumulator gradient(Accumulator grad_y, Accumulator x, Accumulator y) const {
         if (y == 0) return 0;
         const Accumulator sign = x > 0 ? Accumulator(1) : x < 0 ? Accumulator(-1) : x;
-        return grad_y * (sign * power(std::abs(x) / y, p - 1));
+        const Accumulator ratio = std::abs(x) / y;
+        if (is(1)) return grad_y * sign;
+        if (is(2)) return grad_y * (sign * ratio);
+        if (is(3)) return grad_y * (sign * (ratio * ratio));
+        return grad_y * (sign * std::pow(ratio, p - 1));
     }
 
-    static Accumulator power(Accumulator base, Accumulator exponent) {
-        if (exponent == 0) return 1;
-        if (exponent == 1) return base;
-        if (exponent == 2) return base * base;
-        if (exponent == 3) return base * base * base;
-        return std::pow(base, exponent);
+    Accumulator power(Accumulator base) const {
+        if (is(1)) return base;
+        if (is(2)) return base * base;
+        if (is(3)) return base * base * base;
+        if (is(4)) return (base * base) * (base * base);
+        return std::pow(base, p);
     }
 
     Accumulator root(Accumulator sum) const {
-        if (p == 1) return sum;
-        if (p == 2) return std::sqrt(sum);
-        if (p == 3) return std::cbrt(sum);
+        if (is(1)) return sum;
+        if (is(2)) return std::sqrt(sum);
+        if (is(3)) return std::cbrt(sum);
+        if (is(4)) return std::sqrt(std::sqrt(sum));
         const Accumulator root = std::pow(sum, 1 / p);
         if constexpr (!std::is_same_v<T, double>) return root;
         // The rounded exponent 1/p costs |log(sum)| / p units in the last place: one Newton step gives them back.
         const Accumulator correction = (std::pow(root, p) / sum - 1) / p;
         return std::isfinite(correction) ? root - root * correction : root;
     }
+
+    bool is(int exponent) const { return kExponent ? kExponent == exponent : p == exponent; }
 };
 
 // The p-norm of data divided by `scale`, the largest magnitude among them, times `scale`: no power overflows, and those
 // that vanish do not matter. Always in float64.
 template <class T>
-struct ScaledLpNorm {
+struct ScaledLpNorm : Sum<double> {
     using Element = T;
-    using Accumulator = double;
-    static constexpr bool kIndexed = false;
 
     LpNorm<double> norm;
     double scale;
 
     ScaledLpNorm(const Parameters& parameters, double scale) : norm(parameters), scale(scale) {}
 
-    Accumulator identity() const { return 0; }
-
-    void accumulate(Accumulator& sum, T x, int64_t index) const {
-        norm.accumulate(sum, static_cast<double>(static_cast<comparable_t<T>>(x)) / scale, index);
-    }
-
-    T finish(const Accumulator& sum, const TapCounts&) const {
-        return static_cast<T>(static_cast<comparable_t<T>>(scale * norm.root(sum)));
-    }
+    double lift(T x) const { return norm.lift(static_cast<double>(static_cast<comparable_t<T>>(x)) / scale); }
+    T finish(double sum) const { return static_cast<T>(static_cast<comparable_t<T>>(scale * norm.root(sum))); }
 };
 
-// The largest magnitude; NaN if there is one.
+// The largest magnitude of the data; NaN if there is one.
 template <class T>
-struct LargestMagnitude {
+struct LargestMagnitude : Largest<comparable_t<T>> {
     using Element = T;
-    using Accumulator = comparable_t<T>;
-    static constexpr bool kIndexed = false;
+    using typename Largest<comparable_t<T>>::Accumulator;
 
-    Accumulator identity() const { return 0; }
-
-    void accumulate(Accumulator& largest, T x, int64_t) const {
-        const Accumulator magnitude = std::abs(static_cast<Accumulator>(x));
-        if (magnitude > largest || magnitude != magnitude) largest = magnitude;
-    }
+    Accumulator lift(T x) const { return std::abs(static_cast<Accumulator>(x)); }
 };
 
 // The maximum of the data; NaN if there is one.
 template <class T>
-struct Max {
+struct Max : Largest<comparable_t<T>> {
     using Element = T;
-    using Accumulator = comparable_t<T>;
-    static constexpr bool kIndexed = false;
-    static constexpr bool kDifferentiable = false;
+    using typename Largest<comparable_t<T>>::Accumulator;
 
     explicit Max(const Parameters&) {}
 
-    Accumulator identity() const {
-        using Limits = std::numeric_limits<Accumulator>;
-        return Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
-    }
-
-    void accumulate(Accumulator& maximum, T x, int64_t) const {
-        const Accumulator value = static_cast<Accumulator>(x);
-        if (value > maximum || value != value) maximum = value;
-    }
-
-    T finish(const Accumulator& maximum, const TapCounts& counts) const {
-        return static_cast<T>(counts.data == 0 ? lowest_finite<T>() : maximum);
-    }
+    Accumulator lift(T x) const { return static_cast<Accumulator>(x); }
+    T finish(Accumulator maximum) const { return static_cast<T>(maximum); }
+    T empty() const { return static_cast<T>(lowest_finite<T>()); }
 };
 
-// The maximum and where it is first reached (the first NaN, if there is one); index -1 for an empty window.
+// The maximum and where it is first reached (the first NaN, if there is one); index -1 where there are no data.
 template <class T>
-struct MaxWithIndex {
+struct MaxWithIndex : PlainReduction {
     struct Accumulator {
         comparable_t<T> value;
         int64_t index;
@@ -205,48 +192,39 @@ struct MaxWithIndex {
     using Element = T;
     static constexpr bool kIndexed = true;
     static constexpr bool kDifferentiable = !std::is_integral_v<T>;
-    static constexpr bool kGradientNeedsCounts = false;
-    static constexpr bool kGradientNeedsData = false;
 
     explicit MaxWithIndex(const Parameters&) {}
 
     Accumulator identity() const { return {lowest_finite<T>(), -1}; }
-
-    void accumulate(Accumulator& best, T x, int64_t index) const {
-        const comparable_t<T> value = static_cast<comparable_t<T>>(x);
-        const bool first_nan = value != value && best.value == best.value;
-        if (value > best.value || first_nan || best.index < 0) best = {value, index};
+    Accumulator lift(T x, int64_t index) const { return {static_cast<comparable_t<T>>(x), index}; }
+    Accumulator combine(const Accumulator& a, const Accumulator& b) const {
+        const bool first_nan = b.value != b.value && a.value == a.value;
+        return b.value > a.value || first_nan || a.index < 0 ? b : a;
     }
-
-    T finish(const Accumulator& best, const TapCounts&) const { return static_cast<T>(best.value); }
+    T finish(const Accumulator& best) const { return static_cast<T>(best.value); }
+    T empty() const { return static_cast<T>(lowest_finite<T>()); }
 };
 
 // com.microsoft QLinearGlobalAveragePool. The order of the float32 operations and roundings is onnxruntime's, bit for
 // bit.
 template <class T>
-struct QuantizedGlobalAverage {
+struct QuantizedGlobalAverage : Sum<uint32_t> {  // wraps modulo 2^32
     using Element = T;
-    using Accumulator = uint32_t;  // wraps modulo 2^32
-    static constexpr bool kIndexed = false;
-    static constexpr bool kDifferentiable = false;
 
     Parameters parameters;
 
     explicit QuantizedGlobalAverage(const Parameters& parameters) : parameters(parameters) {}
 
-    Accumulator identity() const { return 0; }
-
-    void accumulate(Accumulator& sum, T x, int64_t) const { sum += static_cast<uint32_t>(static_cast<int32_t>(x)); }
-
-    T finish(const Accumulator& sum, const TapCounts& counts) const {
-        const auto offset = static_cast<uint32_t>(parameters.x_zero_point) * static_cast<uint32_t>(counts.data);
-        const auto centered = static_cast<int32_t>(sum - offset);
+    Accumulator lift(T x) const { return static_cast<uint32_t>(static_cast<int32_t>(x)); }
+    T finish(Accumulator sum) const {
+        const auto centered = static_cast<int32_t>(sum - parameters.sum_of_zero_points);
         const auto lowest = static_cast<float>(std::numeric_limits<T>::min() - parameters.y_zero_point);
         const auto highest = static_cast<float>(std::numeric_limits<T>::max() - parameters.y_zero_point);
         const float scaled = static_cast<float>(centered) * parameters.requantization_scale;
         const float clamped = scaled < lowest ? lowest : scaled > highest ? highest : scaled;
         return static_cast<T>(static_cast<int32_t>(std::nearbyint(clamped)) + parameters.y_zero_point);
     }
+    T empty() const { return static_cast<T>(parameters.y_zero_point); }
 };
 
 }  // namespace onnxpool

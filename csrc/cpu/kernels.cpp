@@ -8,6 +8,21 @@
 #include <cstdlib>
 #include <string_view>
 #include <type_traits>
+#include <vector>
+
+#include "../window.h"
+
+namespace onnxpool::cpu {
+
+// What a set of kernels makes of a call; null where it cannot be done.
+using Plan = Task (*)(const Call& call);
+
+struct Plans {
+    Plan forward = nullptr;
+    Plan backward = nullptr;
+};
+
+}  // namespace onnxpool::cpu
 
 #define ONNXPOOL_ISA baseline
 #include "kernels.inl"
@@ -22,6 +37,7 @@
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,bmi2")
 #endif
+#define ONNXPOOL_FUSED_MULTIPLY_ADD
 #define ONNXPOOL_ISA avx2
 #include "kernels.inl"
 #undef ONNXPOOL_ISA
@@ -53,9 +69,9 @@ namespace onnxpool::cpu {
 
 namespace {
 
-using FindKernels = Kernels (*)(Reduction, ElementType);
+using FindPlans = decltype(&baseline::find_plans);
 
-FindKernels choose_instruction_set() {
+FindPlans choose_instruction_set() {
 #if defined(ONNXPOOL_X86)
     const char* variable = std::getenv("ATEN_CPU_CAPABILITY");
     const std::string_view cap = variable ? variable : "avx512";
@@ -66,17 +82,27 @@ FindKernels choose_instruction_set() {
                           __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
     const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (allows_avx512 && has_avx512) return avx512::find_kernels;
-    if (allows_avx2 && has_avx2) return avx2::find_kernels;
+    if (allows_avx512 && has_avx512) return avx512::find_plans;
+    if (allows_avx2 && has_avx2) return avx2::find_plans;
 #endif
-    return baseline::find_kernels;
+    return baseline::find_plans;
+}
+
+Plans plans_for(Reduction reduction, ElementType type, const Call& call) {
+    static const FindPlans find = choose_instruction_set();
+    return find(reduction, type, call);
 }
 
 }  // namespace
 
-Kernels find_kernels(Reduction reduction, ElementType type) {
-    static const FindKernels find = choose_instruction_set();
-    return find(reduction, type);
+Task plan_forward(Reduction reduction, ElementType type, const Call& call) {
+    const Plan plan = plans_for(reduction, type, call).forward;
+    return plan ? plan(call) : Task{};
+}
+
+Task plan_backward(Reduction reduction, ElementType type, const Call& call) {
+    const Plan plan = plans_for(reduction, type, call).backward;
+    return plan ? plan(call) : Task{};
 }
 
 }  // namespace onnxpool::cpu
