@@ -66,7 +66,13 @@ def export_together(layers: Sequence[torch.nn.Module], inputs: Sequence[tuple], 
 def export(model, args: tuple, exporter: str = "dynamo", opset: int = 20, full_check: bool = True, **options):
     """The checked ModelProto that an exporter writes, by way of plain torch.onnx.export."""
     with warnings.catch_warnings():
-        for noise in ("You are using the legacy", ".*opset version", ".*is deprecated", "The feature will be removed"):
+        for noise in (
+            "You are using the legacy",
+            ".*opset version",
+            ".*is deprecated",
+            "The feature will be removed",
+            "It is recommended",
+        ):
             warnings.filterwarnings("ignore", noise)
         if exporter == "torchscript":
             file = io.BytesIO()
