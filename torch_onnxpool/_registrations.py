@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from torch_onnxpool import _C
 from torch_onnxpool._geometry import WINDOW_ATTRIBUTES, output_sizes, resolve_axes
@@ -60,7 +61,7 @@ class Operator:
     def gradient(self, grad_Y: Tensor, X: Tensor, *kept: Tensor, **attributes: Any) -> Tensor:
         """grad_X, by the operator of its own that computes it."""
         if self.gradient_needs == "Indices" and not kept:  # a maximum that was not asked where it is
-            kept = (_overload(f"{self.name}_with_indices")(X, **attributes)[1],)
+            kept = (dispatch(OPERATORS[f"{self.name}_with_indices"], X.detach(), attributes)[1],)
         if torch.is_grad_enabled():  # the gradient will itself be differentiated
             return GradientFunction.apply(self, attributes, grad_Y, X, *kept)
         with below_autograd():
@@ -69,7 +70,7 @@ class Operator:
     def second_gradient(self, grad_grad_X: Tensor, *kept: Tensor, **attributes: Any) -> Tensor:
         """The gradient of ``backward_op`` by grad_Y, in which averages and maxima are linear."""
         if self.gradient_needs is None:
-            return self.op(grad_grad_X, **attributes)
+            return dispatch(self, grad_grad_X, attributes)
         if self.gradient_needs == "Indices":
             return _at_indices(grad_grad_X, kept[0], attributes.get("storage_order", 0))
         raise NotImplementedError(f"{self.onnx_name}: its gradient cannot be differentiated a second time")
@@ -261,7 +262,19 @@ class GradientFunction(torch.autograd.Function):
 
 
 # torch.autograd.Function.apply binds its arguments through inspect.signature on every call; this is what it calls next.
-apply_pool_function = super(torch.autograd.Function, PoolFunction).apply
+_apply_pool_function = super(torch.autograd.Function, PoolFunction).apply
+
+
+def dispatch(operator: Operator, X: Tensor, attributes: dict[str, Any]):
+    """Calls a differentiable operator by the cheapest route that serves whoever is watching."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return operator.op(X, **attributes)
+    if torch._C._are_functorch_transforms_active():
+        return PoolFunction.apply(operator, X, attributes)
+    if (X.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
+        return _apply_pool_function(operator, X, attributes)
+    with below_autograd():
+        return operator.op(X, **attributes)
 
 
 # ---- Batching rules: the new dimension becomes a part of N ----

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_onnxpool._registrations import OPERATORS, Operator, PoolFunction, apply_pool_function, below_autograd
+from torch_onnxpool._registrations import OPERATORS, Operator, dispatch
 
 __all__ = [
     "average_pool",
@@ -270,15 +270,8 @@ _WRONG_TYPE = (RuntimeError, TypeError, AttributeError)
 
 
 def _call(operator: Operator, X: Tensor, attributes: dict[str, Any]):
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return operator.op(X, **attributes)
     try:
-        if torch._C._are_functorch_transforms_active():
-            return PoolFunction.apply(operator, X, attributes)
-        if X.requires_grad and torch.is_grad_enabled():
-            return apply_pool_function(operator, X, attributes)
-        with below_autograd():
-            return operator.op(X, **attributes)
+        return dispatch(operator, X, attributes)
     except _WRONG_TYPE:
         refuse_wrong_types(operator.onnx_name, X=X, **attributes)
         raise
