@@ -22,6 +22,15 @@ from torch_onnxpool.onnx import operators
 
 EXPORTERS = ("dynamo", "program", "torchscript")
 
+# What the exporters always say.
+WARNINGS = (
+    "You are using the legacy",
+    ".*opset version",
+    ".*is deprecated",
+    "The feature will be removed",
+    "It is recommended that constant folding",
+)
+
 # What is not written on a node. Typed here once more, so that the schemas are not tested against themselves.
 DEFAULTS = {
     "auto_pad": "NOTSET",
@@ -66,14 +75,8 @@ def export_together(layers: Sequence[torch.nn.Module], inputs: Sequence[tuple], 
 def export(model, args: tuple, exporter: str = "dynamo", opset: int = 20, full_check: bool = True, **options):
     """The checked ModelProto that an exporter writes, by way of plain torch.onnx.export."""
     with warnings.catch_warnings():
-        for noise in (
-            "You are using the legacy",
-            ".*opset version",
-            ".*is deprecated",
-            "The feature will be removed",
-            "It is recommended",
-        ):
-            warnings.filterwarnings("ignore", noise)
+        for warning in WARNINGS:
+            warnings.filterwarnings("ignore", warning)
         if exporter == "torchscript":
             file = io.BytesIO()
             torch.onnx.export(model, args, file, opset_version=opset, dynamo=False, **options)
