@@ -124,8 +124,11 @@ WINDOWS = [
     ("size one", (1, 1, 1, 1), dict(kernel_shape=[1, 1])),
     ("size one axes", (1, 3, 1, 5), dict(kernel_shape=[1, 2], strides=[2, 2])),
     ("batch 0", (0, 3, 5, 5), dict(kernel_shape=[2, 2])),
-    ("many channels", (2, 37, 5, 5), dict(kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])),
+    ("many channels", (2, 70, 5, 5), dict(kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])),
     ("wide rows", (1, 2, 4, 67), dict(kernel_shape=[3, 3], pads=[1, 1, 1, 1])),
+    ("wide kernel", (1, 2, 11, 37), dict(kernel_shape=[7, 7], strides=[2, 2], pads=[3, 3, 3, 3])),
+    ("wide rows and strides", (1, 2, 3, 131),
+     dict(kernel_shape=[2, 5], strides=[1, 3], dilations=[1, 2], pads=[0, 4, 0, 3])),
     ("long row", (1, 2, 150), dict(kernel_shape=[5], strides=[2], pads=[2, 2])),
     ("strides", (2, 3, 7, 8), dict(kernel_shape=[3, 2], strides=[2, 3])),
     ("stride above kernel", (1, 2, 9, 10), dict(kernel_shape=[2, 1], strides=[4, 3])),
@@ -187,8 +190,9 @@ GLOBAL_SHAPES = [
     ("4d", (1, 2, 2, 3, 2, 2)),
     ("one element", (2, 3, 1, 1)),
     ("one channel", (1, 1, 3, 3)),
-    ("many channels", (2, 37, 3, 3)),
+    ("many channels", (2, 70, 3, 3)),
     ("long row", (1, 2, 301)),
+    ("large plane", (1, 3, 27, 29)),
     ("batch 0", (0, 3, 4, 4)),
 ]
 
@@ -270,7 +274,10 @@ def random_case(rng: np.random.Generator) -> RandomCase:
     operator = str(rng.choice(WINDOWED + WINDOWED + GLOBAL + QUANTISED))
     rank = int(rng.integers(1, 5))
     spatial = tuple(int(n) for n in rng.integers(1, LARGEST_EXTENT[rank] + 1, rank))
-    shape = (int(rng.choice([0, 1, 2, 3], p=[0.04, 0.5, 0.3, 0.16])), int(rng.integers(1, 4)), *spatial)
+    if rank <= 2 and rng.random() < 0.1:  # rows longer than a vector register
+        spatial = (*spatial[:-1], int(rng.integers(17, 81)))
+    channels = int(rng.integers(4, 81)) if rank == 1 and rng.random() < 0.1 else int(rng.integers(1, 4))
+    shape = (int(rng.choice([0, 1, 2, 3], p=[0.04, 0.5, 0.3, 0.16])), channels, *spatial)
     data = str(rng.choice(["distinct", "ties", "wide", "special"], p=[0.5, 0.2, 0.2, 0.1]))
     scalars = Case.scalars
     if operator in WINDOWED:
@@ -291,7 +298,7 @@ def random_case(rng: np.random.Generator) -> RandomCase:
 
 def random_attributes(operator: str, spatial: tuple[int, ...], rng: np.random.Generator) -> dict[str, Any]:
     rank = len(spatial)
-    attributes: dict[str, Any] = {"kernel_shape": [int(rng.integers(1, n + 2)) for n in spatial]}
+    attributes: dict[str, Any] = {"kernel_shape": [int(rng.integers(1, min(n, 16) + 2)) for n in spatial]}
     if rng.random() < 0.6:
         attributes["strides"] = rng.integers(1, 5, rank).tolist()
     if rng.random() < 0.4:

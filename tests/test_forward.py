@@ -302,6 +302,15 @@ def test_the_largest_attributes_are_quick(operator, attributes, device):
     assert bool(y.isfinite().all())
 
 
+@pytest.mark.parametrize("rank", [1, 2, 3, 4])
+def test_divisors_beyond_int64(rank, device):
+    """One datum in the middle of padding that counts."""
+    kernel = 2**31 - 1
+    x = torch.ones([1, 1, *[1] * rank], dtype=torch.float64, device=device)
+    y = torch_onnxpool.average_pool(x, kernel, pads=2**30 - 1, count_include_pad=1)
+    assert y.item() == pytest.approx(1 / kernel**rank, rel=1e-15, abs=0)
+
+
 def test_indices_beyond_int32():
     """Four images of 2^30 elements each, in one byte of memory."""
     x = torch.zeros((), dtype=torch.int8).expand(4, 1, 2**30)
