@@ -54,7 +54,7 @@ def native_extension() -> Extension:
     csrc = ROOT / "csrc"
     return Extension(
         "torch_onnxpool._C",
-        sources=["csrc/module.cpp", "csrc/ops.cpp", "csrc/cpu/kernels.cpp"],
+        sources=["csrc/module.cpp", "csrc/ops.cpp", "csrc/cpu/kernels.cpp", "csrc/cpu/unpool.cpp"],
         depends=[str(path.relative_to(ROOT)) for path in csrc.rglob("*") if path.suffix in (".h", ".inl")],
         define_macros=macros,
         # -isystem: torch's own headers do not warn.

@@ -12,6 +12,8 @@ from torch_onnxpool.functional import (
     global_max_pool,
     lp_pool,
     max_pool,
+    max_unpool,
+    qlinear_average_pool,
     qlinear_global_average_pool,
 )
 from torch_onnxpool.layers import (
@@ -21,6 +23,8 @@ from torch_onnxpool.layers import (
     GlobalMaxPool,
     LpPool,
     MaxPool,
+    MaxUnpool,
+    QLinearAveragePool,
     QLinearGlobalAveragePool,
 )
 from torch_onnxpool.onnx import _hooks
@@ -34,6 +38,8 @@ __all__ = [
     "GlobalMaxPool",
     "LpPool",
     "MaxPool",
+    "MaxUnpool",
+    "QLinearAveragePool",
     "QLinearGlobalAveragePool",
     "average_pool",
     "functional",
@@ -43,6 +49,8 @@ __all__ = [
     "layers",
     "lp_pool",
     "max_pool",
+    "max_unpool",
+    "qlinear_average_pool",
     "qlinear_global_average_pool",
 ]
 

@@ -70,3 +70,20 @@ def output_sizes(
             spatial_shape, kernel_shape, strides, dilations, pads[:rank], pads[rank:]
         )
     ]
+
+
+def unpooled_sizes(
+    spatial_shape: Sequence,
+    kernel_shape: Sequence[int],
+    *,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> list:
+    """MaxUnpool's output sizes: (d - 1) * stride - pad_begin - pad_end + kernel."""
+    rank = len(spatial_shape)
+    pads = pads or [0] * (2 * rank)
+    strides = strides or [1] * rank
+    return [
+        (n - 1) * stride - pad_begin - pad_end + kernel
+        for n, kernel, stride, pad_begin, pad_end in zip(spatial_shape, kernel_shape, strides, pads[:rank], pads[rank:])
+    ]

@@ -7,6 +7,7 @@ Autocast needs nothing: every type is computed in at least float32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torch_onnxpool import _C
-from torch_onnxpool._geometry import WINDOW_ATTRIBUTES, output_sizes, resolve_axes
+from torch_onnxpool._geometry import WINDOW_ATTRIBUTES, output_sizes, resolve_axes, unpooled_sizes
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
 
@@ -29,6 +30,7 @@ class Operator:
     name: str
     onnx_name: str
     windowed: bool = True  # has a kernel_shape and its companions; otherwise one window spans the plane
+    inputs: int = 1  # tensors
     differentiable: bool = True
     gradient_needs: str | None = None  # a result of the forward pass: Y or Indices
 
@@ -37,12 +39,12 @@ class Operator:
         return self.name.endswith("_with_indices")
 
     @property
-    def base_name(self) -> str:
-        return self.name.removesuffix("_with_indices")
+    def backward_name(self) -> str:
+        return f"{self.name.removesuffix('_with_indices')}_backward"
 
     @property
-    def backward_name(self) -> str:
-        return f"{self.base_name}_backward"
+    def backward_inputs(self) -> int:
+        return 1 + self.inputs + (self.gradient_needs is not None)
 
     @cached_property
     def op(self) -> torch._ops.OpOverload:
@@ -52,25 +54,25 @@ class Operator:
     def backward_op(self) -> torch._ops.OpOverload:
         return _overload(self.backward_name)
 
-    def keep(self, X: Tensor, result: Any) -> tuple[Tensor, ...]:
+    def keep(self, tensors: Sequence[Tensor], result: Any) -> tuple[Tensor, ...]:
         """What the gradient wants of the forward pass."""
         if self.gives_indices:
-            return X, result[1]
-        return (X, result) if self.gradient_needs == "Y" else (X,)
+            return (*tensors, result[1])
+        return (*tensors, result) if self.gradient_needs == "Y" else tuple(tensors)
 
-    def gradient(self, grad_Y: Tensor, X: Tensor, *kept: Tensor, **attributes: Any) -> Tensor:
+    def gradient(self, grad_Y: Tensor, *kept: Tensor, **attributes: Any) -> Tensor:
         """grad_X, by the operator of its own that computes it."""
-        if self.gradient_needs == "Indices" and not kept:  # a maximum that was not asked where it is
-            kept = (dispatch(OPERATORS[f"{self.name}_with_indices"], X.detach(), attributes)[1],)
+        if 1 + len(kept) < self.backward_inputs:  # a maximum that was not asked where it is
+            kept = (*kept, dispatch(OPERATORS[f"{self.name}_with_indices"], attributes, kept[0].detach())[1])
         if torch.is_grad_enabled():  # the gradient will itself be differentiated
-            return GradientFunction.apply(self, attributes, grad_Y, X, *kept)
+            return GradientFunction.apply(self, attributes, grad_Y, *kept)
         with below_autograd():
-            return self.backward_op(grad_Y, X, *kept, **attributes)
+            return self.backward_op(grad_Y, *kept, **attributes)
 
     def second_gradient(self, grad_grad_X: Tensor, *kept: Tensor, **attributes: Any) -> Tensor:
-        """The gradient of ``backward_op`` by grad_Y, in which averages and maxima are linear."""
+        """The gradient of ``backward_op`` by grad_Y, in which all but norms are linear. ``kept`` follows X there."""
         if self.gradient_needs is None:
-            return dispatch(self, grad_grad_X, attributes)
+            return dispatch(self, attributes, grad_grad_X, *kept)
         if self.gradient_needs == "Indices":
             return _at_indices(grad_grad_X, kept[0], attributes.get("storage_order", 0))
         raise NotImplementedError(f"{self.onnx_name}: its gradient cannot be differentiated a second time")
@@ -83,11 +85,15 @@ OPERATORS = {
         Operator("lp_pool", "LpPool", gradient_needs="Y"),
         Operator("max_pool", "MaxPool", gradient_needs="Indices"),
         Operator("max_pool_with_indices", "MaxPool", gradient_needs="Indices"),
+        Operator("max_unpool", "MaxUnpool", inputs=2),
         Operator("global_average_pool", "GlobalAveragePool", windowed=False),
         Operator("global_lp_pool", "GlobalLpPool", windowed=False, gradient_needs="Y"),
         Operator("global_max_pool", "GlobalMaxPool", windowed=False, gradient_needs="Indices"),
         Operator("global_max_pool_with_indices", "GlobalMaxPool", windowed=False, gradient_needs="Indices"),
-        Operator("qlinear_global_average_pool", "QLinearGlobalAveragePool", windowed=False, differentiable=False),
+        Operator("qlinear_average_pool", "QLinearAveragePool", inputs=5, differentiable=False),
+        Operator(
+            "qlinear_global_average_pool", "QLinearGlobalAveragePool", windowed=False, inputs=5, differentiable=False
+        ),
     )
 }
 
@@ -141,22 +147,49 @@ def _empty_like_layout(x: Tensor, shape: Sequence, dtype: torch.dtype) -> Tensor
     return x.new_empty(shape, dtype=dtype)
 
 
-def _register_fake_forward(operator: Operator) -> None:
-    def output_shape(X: Tensor, kernel_shape: Sequence[int] | None = None, **attributes: Any) -> list:
-        rank = X.dim() - 2
-        if not operator.windowed:
-            return [*X.shape[:2], *[1] * rank]
-        _C.check_attributes(operator.onnx_name, rank, kernel_shape, **attributes)
-        window = {name: value for name, value in attributes.items() if name in WINDOW_ATTRIBUTES}
-        if all(isinstance(size, int) for size in X.shape):  # then C++ can tell whether the window fits
-            resolve_axes(operator.onnx_name, X.shape, kernel_shape, **window)
-        return [*X.shape[:2], *output_sizes(X.shape[2:], kernel_shape, **window)]
+def _pooled_shape(operator: Operator, shape: Sequence, kernel_shape: Sequence[int] = (), **attributes: Any) -> list:
+    """The output's shape for an input of ``shape`` [N, C, D1, ..., Dr]; the C++ side checks what is known."""
+    if not operator.windowed:
+        return [*shape[:2], *[1] * (len(shape) - 2)]
+    _C.check_attributes(operator.onnx_name, len(shape) - 2, kernel_shape, **attributes)
+    window = {name: value for name, value in attributes.items() if name in WINDOW_ATTRIBUTES}
+    if all(isinstance(size, int) for size in shape):  # then C++ can tell whether the window fits
+        resolve_axes(operator.onnx_name, shape, kernel_shape, **window)
+    return [*shape[:2], *output_sizes(shape[2:], kernel_shape, **window)]
 
+
+def _unpooled_shape(
+    shape: Sequence,
+    kernel_shape: Sequence[int],
+    output_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> list:
+    _C.check_attributes("MaxUnpool", len(shape) - 2, kernel_shape, pads=pads, strides=strides)
+    if output_shape is not None:
+        return list(output_shape)
+    return [*shape[:2], *unpooled_sizes(shape[2:], kernel_shape, pads=pads, strides=strides)]
+
+
+def _register_fake_forward(operator: Operator) -> None:
     @torch.library.register_fake(_qualified(operator.name))
     def fake(X: Tensor, *kernel_shape: Sequence[int], **attributes: Any):
-        shape = output_shape(X, *kernel_shape, **attributes)
+        shape = _pooled_shape(operator, X.shape, *kernel_shape, **attributes)
         Y = _empty_like_layout(X, shape, X.dtype)
         return (Y, _empty_like_layout(X, shape, torch.int64)) if operator.gives_indices else Y
+
+
+@torch.library.register_fake(_qualified("max_unpool"))
+def _fake_unpool(X: Tensor, I: Tensor, kernel_shape: Sequence[int], **attributes: Any) -> Tensor:  # noqa: E741
+    return _empty_like_layout(X, _unpooled_shape(X.shape, kernel_shape, **attributes), X.dtype)
+
+
+def _register_fake_quantized(operator: Operator) -> None:
+    @torch.library.register_fake(_qualified(operator.name))
+    def fake(X, x_scale, x_zero_point, y_scale, y_zero_point, *kernel_shape, channels_last=0, **attributes):
+        shape = [X.shape[0], X.shape[-1], *X.shape[1:-1]] if channels_last else X.shape
+        N, C, *spatial = _pooled_shape(operator, shape, *kernel_shape, **attributes)
+        return _empty_like_layout(X, [N, *spatial, C] if channels_last else [N, C, *spatial], X.dtype)
 
 
 def _register_fake_backward(operator: Operator) -> None:
@@ -165,37 +198,38 @@ def _register_fake_backward(operator: Operator) -> None:
         return _empty_like_layout(X, X.shape, X.dtype)
 
 
-@torch.library.register_fake(_qualified("qlinear_global_average_pool"))
-def _fake_quantized(X, x_scale, x_zero_point, y_scale, y_zero_point, *, channels_last=0):
-    ones = [1] * (X.dim() - 2)
-    shape = [X.shape[0], *ones, X.shape[-1]] if channels_last else [*X.shape[:2], *ones]
-    return _empty_like_layout(X, shape, X.dtype)
-
-
 # ---- Gradients ----
+
+
+def _split(
+    arguments: Sequence, tensor_count: int, keyword_only: dict[str, Any] | None
+) -> tuple[Sequence, dict[str, Any]]:
+    """The tensors among an operator's arguments, and its attributes."""
+    tensors, kernel_shape = arguments[:tensor_count], arguments[tensor_count:]
+    attributes = dict(keyword_only or {})
+    if kernel_shape:
+        attributes["kernel_shape"] = kernel_shape[0]
+    return tensors, attributes
 
 
 def _register_gradient(operator: Operator) -> None:
     def setup_context(ctx, inputs, output, keyword_only_inputs=None):
-        X, *kernel_shape = inputs
-        ctx.attributes = _attributes(kernel_shape, keyword_only_inputs)
-        ctx.save_for_backward(*operator.keep(X, output))
+        tensors, ctx.attributes = _split(inputs, operator.inputs, keyword_only_inputs)
+        ctx.save_for_backward(*operator.keep(tensors, output))
+        ctx.input_count = len(inputs)
 
     def backward(ctx, grad_Y, *_):
         grad_X = operator.gradient(grad_Y, *ctx.saved_tensors, **ctx.attributes)
-        return (grad_X, None) if operator.windowed else grad_X
+        return (grad_X, *[None] * (ctx.input_count - 1))
 
     torch.library.register_autograd(_qualified(operator.name), backward, setup_context=setup_context)
 
 
 def _register_second_gradient(operator: Operator) -> None:
-    kept_count = 0 if operator.gradient_needs is None else 1
-
     def setup_context(ctx, inputs, output, keyword_only_inputs=None):
-        ctx.input_count = len(inputs)
-        kept, kernel_shape = inputs[2 : 2 + kept_count], inputs[2 + kept_count :]
-        ctx.attributes = _attributes(kernel_shape, keyword_only_inputs)
+        (_, _, *kept), ctx.attributes = _split(inputs, operator.backward_inputs, keyword_only_inputs)
         ctx.save_for_backward(*kept)
+        ctx.input_count = len(inputs)
 
     def backward(ctx, grad_grad_X):
         grad_grad_Y = operator.second_gradient(grad_grad_X, *ctx.saved_tensors, **ctx.attributes)
@@ -204,77 +238,74 @@ def _register_second_gradient(operator: Operator) -> None:
     torch.library.register_autograd(_qualified(operator.backward_name), backward, setup_context=setup_context)
 
 
-def _attributes(kernel_shape: Sequence, keyword_only: dict[str, Any] | None) -> dict[str, Any]:
-    attributes = dict(keyword_only or {})
-    if kernel_shape:
-        attributes["kernel_shape"] = kernel_shape[0]
-    return attributes
-
-
 class PoolFunction(torch.autograd.Function):
     """An operator in eager mode and under functorch's transforms."""
 
     @staticmethod
-    def forward(operator: Operator, X: Tensor, attributes: dict[str, Any]):
+    def forward(operator: Operator, attributes: dict[str, Any], *tensors: Tensor):
         with below_autograd():
-            return operator.op(X, **attributes)
+            return operator.op(*tensors, **attributes)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        ctx.operator, X, ctx.attributes = inputs
-        ctx.save_for_backward(*ctx.operator.keep(X, output))
+        ctx.operator, ctx.attributes, *tensors = inputs
+        ctx.save_for_backward(*ctx.operator.keep(tensors, output))
         if ctx.operator.gives_indices:
             ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx, grad_Y, *_):
-        return None, ctx.operator.gradient(grad_Y, *ctx.saved_tensors, **ctx.attributes), None
+        grad_X = ctx.operator.gradient(grad_Y, *ctx.saved_tensors, **ctx.attributes)
+        return (None, None, grad_X, *[None] * (ctx.operator.inputs - 1))
 
     @staticmethod
-    def vmap(info, in_dims, operator, X, attributes):
-        folded = _fold(X, in_dims[1], info.batch_size)
-        return _unfold(PoolFunction.apply(operator, folded, attributes), folded, info.batch_size)
+    def vmap(info, in_dims, operator, attributes, *tensors):
+        def call(folded, attributes):
+            return PoolFunction.apply(operator, attributes, *folded)
+
+        return _batched(operator, call, tensors, in_dims[2:], info.batch_size, attributes)
 
 
 class GradientFunction(torch.autograd.Function):
     """A backward operator, likewise."""
 
     @staticmethod
-    def forward(operator: Operator, attributes: dict[str, Any], grad_Y: Tensor, X: Tensor, *kept: Tensor) -> Tensor:
+    def forward(operator: Operator, attributes: dict[str, Any], *tensors: Tensor) -> Tensor:
         with below_autograd():
-            return operator.backward_op(grad_Y, X, *kept, **attributes)
+            return operator.backward_op(*tensors, **attributes)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
         ctx.operator, ctx.attributes, _, _, *kept = inputs
         ctx.save_for_backward(*kept)
-        ctx.input_count = len(inputs)
 
     @staticmethod
     def backward(ctx, grad_grad_X):
         grad_grad_Y = ctx.operator.second_gradient(grad_grad_X, *ctx.saved_tensors, **ctx.attributes)
-        return (None, None, grad_grad_Y, *[None] * (ctx.input_count - 3))
+        return (None, None, grad_grad_Y, *[None] * (ctx.operator.backward_inputs - 1))
 
     @staticmethod
     def vmap(info, in_dims, operator, attributes, *tensors):
-        folded = _fold_gradient(operator, tensors, in_dims[2:], info.batch_size)
-        return GradientFunction.apply(operator, attributes, *folded).unflatten(0, (info.batch_size, -1)), 0
+        def call(folded, attributes):
+            return GradientFunction.apply(operator, attributes, *folded)
+
+        return _batched(operator, call, tensors, in_dims[2:], info.batch_size, attributes)
 
 
 # torch.autograd.Function.apply binds its arguments through inspect.signature on every call; this is what it calls next.
 _apply_pool_function = super(torch.autograd.Function, PoolFunction).apply
 
 
-def dispatch(operator: Operator, X: Tensor, attributes: dict[str, Any]):
+def dispatch(operator: Operator, attributes: dict[str, Any], *tensors: Tensor):
     """Calls a differentiable operator by the cheapest route that serves whoever is watching."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return operator.op(X, **attributes)
+        return operator.op(*tensors, **attributes)
     if torch._C._are_functorch_transforms_active():
-        return PoolFunction.apply(operator, X, attributes)
-    if (X.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
-        return _apply_pool_function(operator, X, attributes)
+        return PoolFunction.apply(operator, attributes, *tensors)
+    if (tensors[0].requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
+        return _apply_pool_function(operator, attributes, *tensors)
     with below_autograd():
-        return operator.op(X, **attributes)
+        return operator.op(*tensors, **attributes)
 
 
 # ---- Batching rules: the new dimension becomes a part of N ----
@@ -285,63 +316,65 @@ def _fold(x: Tensor, dim: int | None, batch_size: int) -> Tensor:
     return x.flatten(0, 1)
 
 
-def _sample_offsets(folded_X: Tensor, batch_size: int) -> Tensor:
-    """Where each sample begins in the flat folded tensor, shaped to be added to Indices."""
-    offsets = torch.arange(batch_size, device=folded_X.device) * (folded_X.numel() // batch_size)
-    return offsets.reshape(-1, *[1] * folded_X.dim())
+def _shift_samples(indices: Tensor, elements: int, batch_size: int) -> Tensor:
+    """Indices flat over each of ``batch_size`` samples of ``elements`` elements, made flat over all, or back if < 0."""
+    begins = torch.arange(batch_size, device=indices.device) * elements
+    shifted = indices.unflatten(0, (batch_size, -1)) + begins.reshape(-1, *[1] * indices.dim())
+    return torch.where(indices < 0, indices, shifted.flatten(0, 1))  # below 0 they name no element
 
 
-def _unfold(result: Any, folded_X: Tensor, batch_size: int):
-    if isinstance(result, tuple):
-        Y, indices = (r.unflatten(0, (batch_size, -1)) for r in result)
-        local = indices - _sample_offsets(folded_X, batch_size)
-        return (Y, torch.where(indices < 0, indices, local)), (0, 0)
-    return result.unflatten(0, (batch_size, -1)), 0
-
-
-def _fold_gradient(operator: Operator, tensors: Sequence[Tensor], dims: Sequence, batch_size: int) -> list[Tensor]:
+def _batched(operator: Operator, call, tensors: Sequence[Tensor], dims: Sequence, batch_size: int, attributes: dict):
+    """Calls an operator or its backward operator on samples folded into N; the result and its batch dimensions."""
     folded = [_fold(tensor, dim, batch_size) for tensor, dim in zip(tensors, dims)]
-    if operator.gradient_needs == "Indices":
-        indices = folded[2].unflatten(0, (batch_size, -1))
-        indices = torch.where(indices < 0, indices, indices + _sample_offsets(folded[1], batch_size))
-        folded[2] = indices.flatten(0, 1)
-    return folded
+    is_backward = len(folded) == operator.backward_inputs
+    addressed = folded[1] if is_backward else folded[0]  # pooling's indices address X
+    elements = addressed.numel() // batch_size
+    if operator.name == "max_unpool":  # and unpooling's Y
+        if attributes.get("output_shape") is not None:
+            N, *sample = attributes["output_shape"]
+            attributes = {**attributes, "output_shape": [batch_size * N, *sample]}
+        elements = math.prod(_unpooled_shape(addressed.shape, **attributes)) // batch_size
+    if (is_backward and operator.gradient_needs == "Indices") or operator.name == "max_unpool":
+        folded[-1] = _shift_samples(folded[-1], elements, batch_size)
+    result = call(folded, attributes)
+    if not isinstance(result, tuple):
+        return result.unflatten(0, (batch_size, -1)), 0
+    Y, indices = result
+    parts = (Y, _shift_samples(indices, -elements, batch_size))
+    return tuple(part.unflatten(0, (batch_size, -1)) for part in parts), (0, 0)
 
 
-def _register_batching(operator: Operator) -> None:
+def _register_batching(operator: Operator, op: torch._ops.OpOverload, tensor_count: int) -> None:
+    @torch.library.register_vmap(_qualified(op._schema.name.split("::")[1]))
+    def batched(info, in_dims, *arguments, **keyword_only):
+        def call(folded, attributes):
+            return op(*folded, **attributes)
+
+        tensors, attributes = _split(arguments, tensor_count, keyword_only)
+        return _batched(operator, call, tensors, in_dims[:tensor_count], info.batch_size, attributes)
+
+
+def _register_quantized_batching(operator: Operator) -> None:
     @torch.library.register_vmap(_qualified(operator.name))
-    def batched(info, in_dims, X, *kernel_shape, **attributes):
-        folded = _fold(X, in_dims[0], info.batch_size)
-        return _unfold(operator.op(folded, *kernel_shape, **attributes), folded, info.batch_size)
-
-
-def _register_gradient_batching(operator: Operator) -> None:
-    tensor_count = 2 if operator.gradient_needs is None else 3
-
-    @torch.library.register_vmap(_qualified(operator.backward_name))
-    def batched(info, in_dims, *arguments, **attributes):
-        tensors, kernel_shape = arguments[:tensor_count], arguments[tensor_count:]
-        folded = _fold_gradient(operator, tensors, in_dims, info.batch_size)
-        return operator.backward_op(*folded, *kernel_shape, **attributes).unflatten(0, (info.batch_size, -1)), 0
-
-
-@torch.library.register_vmap(_qualified("qlinear_global_average_pool"))
-def _batch_quantized(info, in_dims, X, *quantization, channels_last=0):
-    if any(dim is not None for dim in in_dims[1:]):
-        raise ValueError(
-            "QLinearGlobalAveragePool: under vmap only X may be batched, got batched scales or zero points"
-        )
-    op = OPERATORS["qlinear_global_average_pool"].op
-    folded = _fold(X, in_dims[0], info.batch_size)
-    return _unfold(op(folded, *quantization, channels_last=channels_last), folded, info.batch_size)
+    def batched(info, in_dims, X, *arguments, **attributes):
+        if any(dim is not None for dim in in_dims[1:5]):
+            raise ValueError(
+                f"{operator.onnx_name}: under vmap only X may be batched, got batched scales or zero points"
+            )
+        Y = operator.op(_fold(X, in_dims[0], info.batch_size), *arguments, **attributes)
+        return Y.unflatten(0, (info.batch_size, -1)), 0
 
 
 for _operator in OPERATORS.values():
-    if _operator.differentiable:
+    if not _operator.differentiable:
+        _register_fake_quantized(_operator)
+        _register_quantized_batching(_operator)
+        continue
+    if _operator.inputs == 1:
         _register_fake_forward(_operator)
-        _register_gradient(_operator)
-        _register_batching(_operator)
-        if not _operator.gives_indices:  # its backward operator is the one of the operator without indices
-            _register_fake_backward(_operator)
-            _register_second_gradient(_operator)
-            _register_gradient_batching(_operator)
+    _register_gradient(_operator)
+    _register_batching(_operator, _operator.op, _operator.inputs)
+    if not _operator.gives_indices:  # its backward operator is the one of the operator without indices
+        _register_fake_backward(_operator)
+        _register_second_gradient(_operator)
+        _register_batching(_operator, _operator.backward_op, _operator.backward_inputs)

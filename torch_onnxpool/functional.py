@@ -37,6 +37,8 @@ __all__ = [
     "global_max_pool",
     "lp_pool",
     "max_pool",
+    "max_unpool",
+    "qlinear_average_pool",
     "qlinear_global_average_pool",
 ]
 
@@ -50,6 +52,8 @@ _GLOBAL_AVERAGE_POOL = OPERATORS["global_average_pool"]
 _GLOBAL_LP_POOL = OPERATORS["global_lp_pool"]
 _GLOBAL_MAX_POOL = OPERATORS["global_max_pool"]
 _GLOBAL_MAX_POOL_WITH_INDICES = OPERATORS["global_max_pool_with_indices"]
+_MAX_UNPOOL = OPERATORS["max_unpool"]
+_QLINEAR_AVERAGE_POOL = OPERATORS["qlinear_average_pool"]
 _QLINEAR_GLOBAL_AVERAGE_POOL = OPERATORS["qlinear_global_average_pool"]
 
 
@@ -85,7 +89,7 @@ def average_pool(
     attributes = _window(X, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
     if count_include_pad != 0:
         attributes["count_include_pad"] = count_include_pad
-    return _call(_AVERAGE_POOL, X, attributes)
+    return _call(_AVERAGE_POOL, attributes, X=X)
 
 
 def lp_pool(
@@ -114,7 +118,7 @@ def lp_pool(
     attributes = _window(X, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
     if p != 2:
         attributes["p"] = p
-    return _call(_LP_POOL, X, attributes)
+    return _call(_LP_POOL, attributes, X=X)
 
 
 def max_pool(
@@ -150,8 +154,37 @@ def max_pool(
     if return_indices not in (False, True):
         raise ValueError(f"MaxPool: return_indices must be a bool, got return_indices={return_indices!r}")
     if return_indices:
-        return _call(_MAX_POOL_WITH_INDICES, X, attributes)
+        return _call(_MAX_POOL_WITH_INDICES, attributes, X=X)
     return _maximum(_MAX_POOL, _MAX_POOL_WITH_INDICES, X, attributes)
+
+
+def max_unpool(
+    X: Tensor,
+    I: Tensor,  # noqa: E741
+    kernel_shape: Ints,
+    *,
+    output_shape: Sequence[int] | Tensor | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
+    """The way back from :func:`max_pool`, as ONNX MaxUnpool: elements go where indices say, all else is 0.
+
+    ``Y.flatten()[I] = X`` in row-major order, so that of duplicates the last wins, and its gradient is that of the
+    element it received. The output has the size ``(d - 1) * stride - pad_begin - pad_end + kernel`` along an axis of
+    ``d`` elements, or ``output_shape``, which the indices then address.
+
+    Args:
+        X: ``[N, C, D1, ..., Dr]`` of float16, bfloat16, float32 or float64.
+        I: int64, of X's shape: indices flat over the whole output, row-major. Outside of it they are an error.
+        kernel_shape, pads, strides: those of the pooling that is undone, as in :func:`average_pool`.
+        output_shape: ``[N, C, ...]``, all dimensions of the output, as a list or a tensor of int64.
+
+    Opsets: 9, 11, 22 (bfloat16).
+    """
+    attributes = _window(X, kernel_shape, "NOTSET", 0, None, pads, strides)
+    if output_shape is not None:
+        attributes["output_shape"] = output_shape.tolist() if isinstance(output_shape, Tensor) else output_shape
+    return _call(_MAX_UNPOOL, attributes, X=X, I=I)
 
 
 def global_average_pool(X: Tensor) -> Tensor:
@@ -162,7 +195,7 @@ def global_average_pool(X: Tensor) -> Tensor:
 
     Opsets: 1, 22 (bfloat16).
     """
-    return _call(_GLOBAL_AVERAGE_POOL, X, {})
+    return _call(_GLOBAL_AVERAGE_POOL, {}, X=X)
 
 
 def global_lp_pool(X: Tensor, *, p: float = 2) -> Tensor:
@@ -176,7 +209,7 @@ def global_lp_pool(X: Tensor, *, p: float = 2) -> Tensor:
 
     Opsets: 1 (p is a float), 2, 22 (bfloat16).
     """
-    return _call(_GLOBAL_LP_POOL, X, {"p": p} if p != 2 else {})
+    return _call(_GLOBAL_LP_POOL, {"p": p} if p != 2 else {}, X=X)
 
 
 def global_max_pool(X: Tensor) -> Tensor:
@@ -190,6 +223,58 @@ def global_max_pool(X: Tensor) -> Tensor:
     Opsets: 1, 22 (bfloat16).
     """
     return _maximum(_GLOBAL_MAX_POOL, _GLOBAL_MAX_POOL_WITH_INDICES, X, {})
+
+
+def qlinear_average_pool(
+    X: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    y_scale: Tensor,
+    y_zero_point: Tensor,
+    kernel_shape: Ints,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    channels_last: int = 0,
+    count_include_pad: int = 0,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
+    """Average of each window of quantised values, as com.microsoft QLinearAveragePool, bit for bit.
+
+    The data are dequantised, ``x_scale * (x - x_zero_point)``, added in row-major order and divided by their number, or
+    with ``count_include_pad=1`` by the size of the window, padding and what hangs over included; the average is
+    quantised, ``round(average / y_scale + y_zero_point)``, and saturated. Every step is in float32, halves are rounded
+    to even. A window without data gives ``y_zero_point``. One window that spans the plane without padding is
+    :func:`qlinear_global_average_pool`, with its rounding and its limits.
+
+    Args:
+        X: ``[N, C, D1, ..., Dr]``, or ``[N, D1, ..., Dr, C]`` with ``channels_last=1``, of uint8 or int8.
+        x_scale, y_scale: float32 tensors of one element, finite and not 0.
+        x_zero_point, y_zero_point: tensors of one element, of X's type.
+        kernel_shape, auto_pad, ceil_mode, count_include_pad, pads, strides: as in :func:`average_pool`, but for what
+            count_include_pad counts.
+        channels_last: 1 if the channels are X's last dimension.
+
+    Returns:
+        A tensor of X's type. There is no gradient.
+
+    Opset: com.microsoft 1.
+    """
+    attributes = _window(X, kernel_shape, auto_pad, ceil_mode, None, pads, strides)
+    if channels_last != 0:
+        attributes["channels_last"] = channels_last
+    if count_include_pad != 0:
+        attributes["count_include_pad"] = count_include_pad
+    return _call(
+        _QLINEAR_AVERAGE_POOL,
+        attributes,
+        X=X,
+        x_scale=x_scale,
+        x_zero_point=x_zero_point,
+        y_scale=y_scale,
+        y_zero_point=y_zero_point,
+    )
 
 
 def qlinear_global_average_pool(
@@ -218,13 +303,15 @@ def qlinear_global_average_pool(
 
     Opset: com.microsoft 1.
     """
-    attributes = {"channels_last": channels_last} if channels_last != 0 else {}
-    try:
-        return _QLINEAR_GLOBAL_AVERAGE_POOL.op(X, x_scale, x_zero_point, y_scale, y_zero_point, **attributes)
-    except _WRONG_TYPE:
-        tensors = {"x_scale": x_scale, "x_zero_point": x_zero_point, "y_scale": y_scale, "y_zero_point": y_zero_point}
-        refuse_wrong_types("QLinearGlobalAveragePool", X=X, **tensors, **attributes)
-        raise
+    return _call(
+        _QLINEAR_GLOBAL_AVERAGE_POOL,
+        {"channels_last": channels_last} if channels_last != 0 else {},
+        X=X,
+        x_scale=x_scale,
+        x_zero_point=x_zero_point,
+        y_scale=y_scale,
+        y_zero_point=y_zero_point,
+    )
 
 
 def _window(
@@ -261,23 +348,25 @@ def _maximum(plain: Operator, with_indices: Operator, X: Tensor, attributes: dic
     """A maximum that keeps its indices if a gradient will want them; an exporter shall see the plain operator."""
     wants_gradient = isinstance(X, Tensor) and X.requires_grad and torch.is_grad_enabled()
     if wants_gradient and not torch.compiler.is_exporting() and not torch.jit.is_tracing():
-        return _call(with_indices, X, attributes)[0]
-    return _call(plain, X, attributes)
+        return _call(with_indices, attributes, X=X)[0]
+    return _call(plain, attributes, X=X)
 
 
 # What torch raises for an argument of a wrong type. Types are looked at only then, so that good calls stay fast.
 _WRONG_TYPE = (RuntimeError, TypeError, AttributeError)
 
 
-def _call(operator: Operator, X: Tensor, attributes: dict[str, Any]):
+def _call(operator: Operator, attributes: dict[str, Any], **tensors: Tensor):
     try:
-        return dispatch(operator, X, attributes)
+        if not operator.differentiable:
+            return operator.op(*tensors.values(), **attributes)
+        return dispatch(operator, attributes, *tensors.values())
     except _WRONG_TYPE:
-        refuse_wrong_types(operator.onnx_name, X=X, **attributes)
+        refuse_wrong_types(operator.onnx_name, **tensors, **attributes)
         raise
 
 
-_LISTS = ("dilations", "kernel_shape", "pads", "strides")
+_LISTS = ("dilations", "kernel_shape", "output_shape", "pads", "strides")
 _INTEGERS = ("ceil_mode", "channels_last", "count_include_pad", "storage_order")
 _INT64 = range(-(2**63), 2**63)
 

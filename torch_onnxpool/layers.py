@@ -23,6 +23,8 @@ __all__ = [
     "GlobalMaxPool",
     "LpPool",
     "MaxPool",
+    "MaxUnpool",
+    "QLinearAveragePool",
     "QLinearGlobalAveragePool",
 ]
 
@@ -247,32 +249,30 @@ class GlobalMaxPool(_Pool):
         return functional.global_max_pool(X)
 
 
-class QLinearGlobalAveragePool(_Pool):
-    """Average of quantised values over all spatial axes, as com.microsoft QLinearGlobalAveragePool.
+class MaxUnpool(_Pool):
+    """The way back from :class:`MaxPool`, as ONNX MaxUnpool: see :func:`torch_onnxpool.max_unpool`.
 
-    Scales and zero points given here become buffers (and initialisers of an exported model); those left out are passed
-    in the call, after X and in this order. See :func:`torch_onnxpool.qlinear_global_average_pool`.
-
-    Args:
-        x_scale, y_scale: float32, a number or a tensor of one element.
-        x_zero_point, y_zero_point: of X's type (uint8 or int8), a numpy scalar or a tensor of one element.
-        channels_last: 1 if the channels are X's last dimension.
+    The call takes X, the indices and, where the inferred size is not the wanted one, the output's whole shape.
     """
 
-    onnx_name = "QLinearGlobalAveragePool"
+    onnx_name = "MaxUnpool"
+
+    def __init__(self, kernel_shape: Ints, *, pads: Ints | None = None, strides: Ints | None = None) -> None:
+        super().__init__(kernel_shape=kernel_shape, pads=pads, strides=strides)
+
+    def forward(self, X: Tensor, I: Tensor, output_shape: Sequence[int] | Tensor | None = None) -> Tensor:  # noqa: E741
+        return functional.max_unpool(
+            X, I, self.kernel_shape, output_shape=output_shape, pads=self.pads, strides=self.strides
+        )
+
+
+class _QuantizedPool(_Pool):
+    """Scales and zero points given at construction are buffers; those left out are passed in the call."""
+
     _quantization = ("x_scale", "x_zero_point", "y_scale", "y_zero_point")
 
-    def __init__(
-        self,
-        x_scale: Any = None,
-        x_zero_point: Any = None,
-        y_scale: Any = None,
-        y_zero_point: Any = None,
-        *,
-        channels_last: int = 0,
-    ) -> None:
-        super().__init__(channels_last=channels_last)
-        for name, value in zip(self._quantization, (x_scale, x_zero_point, y_scale, y_zero_point)):
+    def _store(self, *values: Any) -> None:
+        for name, value in zip(self._quantization, values):
             self.register_buffer(name, None if value is None else self._as_scalar(name, value))
 
     def _as_scalar(self, name: str, value: Any) -> Tensor:
@@ -289,17 +289,99 @@ class QLinearGlobalAveragePool(_Pool):
             raise ValueError(f"{self.onnx_name}: {name} must be finite and not 0, got {name}={value!r}")
         return tensor.detach().clone()
 
-    def forward(self, X: Tensor, *quantization: Tensor) -> Tensor:
+    def _scalars(self, passed: Sequence[Tensor]) -> list[Tensor]:
+        """Scales and zero points in ONNX's order, from the buffers and what the call passes after X."""
         missing = [name for name in self._quantization if getattr(self, name) is None]
-        if len(quantization) != len(missing):
+        if len(passed) != len(missing):
             wanted = ", ".join(["X", *missing])
-            raise ValueError(f"{self.onnx_name}: the call must give {wanted}, got {1 + len(quantization)} arguments")
-        passed = iter(quantization)
-        scalars = [next(passed) if name in missing else getattr(self, name) for name in self._quantization]
-        return functional.qlinear_global_average_pool(X, *scalars, channels_last=self.channels_last)
+            raise ValueError(f"{self.onnx_name}: the call must give {wanted}, got {1 + len(passed)} arguments")
+        remaining = iter(passed)
+        return [next(remaining) if name in missing else getattr(self, name) for name in self._quantization]
 
     def extra_repr(self) -> str:
-        stored = [
-            f"{name}={getattr(self, name).item()!r}" for name in self._quantization if getattr(self, name) is not None
-        ]
-        return ", ".join([*stored, super().extra_repr()] if self.channels_last else stored)
+        stored = {name: getattr(self, name) for name in self._quantization}
+        shown = [f"{name}={value.item()!r}" for name, value in stored.items() if value is not None]
+        return ", ".join([part for part in (super().extra_repr(), *shown) if part])
+
+
+class QLinearAveragePool(_QuantizedPool):
+    """Average of each window of quantised values, as com.microsoft QLinearAveragePool.
+
+    Scales and zero points given here become buffers (and initialisers of an exported model); those left out are passed
+    in the call, after X and in this order. See :func:`torch_onnxpool.qlinear_average_pool`.
+
+    Args:
+        kernel_shape, auto_pad, ceil_mode, count_include_pad, pads, strides: ONNX's attributes.
+        x_scale, x_zero_point, y_scale, y_zero_point, channels_last: as in :class:`QLinearGlobalAveragePool`.
+    """
+
+    onnx_name = "QLinearAveragePool"
+
+    def __init__(
+        self,
+        kernel_shape: Ints,
+        x_scale: Any = None,
+        x_zero_point: Any = None,
+        y_scale: Any = None,
+        y_zero_point: Any = None,
+        *,
+        auto_pad: str = "NOTSET",
+        ceil_mode: int = 0,
+        channels_last: int = 0,
+        count_include_pad: int = 0,
+        pads: Ints | None = None,
+        strides: Ints | None = None,
+    ) -> None:
+        super().__init__(
+            kernel_shape=kernel_shape,
+            auto_pad=auto_pad,
+            ceil_mode=ceil_mode,
+            channels_last=channels_last,
+            count_include_pad=count_include_pad,
+            pads=pads,
+            strides=strides,
+        )
+        self._store(x_scale, x_zero_point, y_scale, y_zero_point)
+
+    def forward(self, X: Tensor, *quantization: Tensor) -> Tensor:
+        return functional.qlinear_average_pool(
+            X,
+            *self._scalars(quantization),
+            self.kernel_shape,
+            auto_pad=self.auto_pad,
+            ceil_mode=self.ceil_mode,
+            channels_last=self.channels_last,
+            count_include_pad=self.count_include_pad,
+            pads=self.pads,
+            strides=self.strides,
+        )
+
+
+class QLinearGlobalAveragePool(_QuantizedPool):
+    """Average of quantised values over all spatial axes, as com.microsoft QLinearGlobalAveragePool.
+
+    Scales and zero points given here become buffers (and initialisers of an exported model); those left out are passed
+    in the call, after X and in this order. See :func:`torch_onnxpool.qlinear_global_average_pool`.
+
+    Args:
+        x_scale, y_scale: float32, a number or a tensor of one element.
+        x_zero_point, y_zero_point: of X's type (uint8 or int8), a numpy scalar or a tensor of one element.
+        channels_last: 1 if the channels are X's last dimension.
+    """
+
+    onnx_name = "QLinearGlobalAveragePool"
+
+    def __init__(
+        self,
+        x_scale: Any = None,
+        x_zero_point: Any = None,
+        y_scale: Any = None,
+        y_zero_point: Any = None,
+        *,
+        channels_last: int = 0,
+    ) -> None:
+        super().__init__(channels_last=channels_last)
+        self._store(x_scale, x_zero_point, y_scale, y_zero_point)
+
+    def forward(self, X: Tensor, *quantization: Tensor) -> Tensor:
+        return functional.qlinear_global_average_pool(X, *self._scalars(quantization), channels_last=self.channels_last)
