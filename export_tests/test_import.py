@@ -17,22 +17,20 @@ from exporting import (
     run_reference,
     without_defaults,
 )
-from official_cases import official_cases
+from official_cases import OPERATORS, official_cases, official_parameters
 from onnx import AttributeProto, TensorProto, helper
 from tensors import to_tensor
 
 from torch_onnxpool.onnx import layer_from_node, operators, schemas
 
-OFFICIAL = official_cases()
 
-
-@pytest.mark.parametrize("case", OFFICIAL, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", official_parameters())
 def test_official_test(case):
     graph = case.model.graph
     values = dict(zip([value.name for value in graph.input], case.inputs, strict=True))
     for node in graph.node:
         arrays = [values[name] for name in node.input]
-        run = run_layer if node.op_type.endswith("Pool") else run_other  # two models have a Squeeze around their pool
+        run = run_layer if node.op_type in OPERATORS else run_other  # two models have a Squeeze around their pool
         values.update(zip(node.output, run(node, arrays, opset_of(case.model)), strict=True))
     for output, expected in zip(graph.output, case.outputs, strict=True):
         result = values[output.name]
@@ -56,7 +54,7 @@ def run_other(node, arrays, opset):
 
 def test_official_tests_are_all_there():
     """Every pooling test that the installed onnx ships, under the names it had in 1.23."""
-    names = {case.name for case in OFFICIAL}
+    names = {case.name for case in official_cases()}
     assert len(names) >= 60
     for name in ("test_averagepool_2d_ceil_last_window_starts_on_pad", "test_AvgPool3d_stride1_pad0_gpu_input"):
         assert name in names

@@ -264,17 +264,56 @@ def maximum_gradient(g, x, windows):
     return shares.astype(np.float64)
 
 
+# --- unpooling -------------------------------------------------------------------------------------------------------
+
+
+def max_unpool(x, indices, kernel_shape, *, output_shape=None, pads=None, strides=None):
+    """Zeros, but for the elements of x where the indices say: flat over the output, the last of several wins."""
+    require(x.dtype in FLOATS, "element type")
+    y = np.zeros(unpooled_shape(x, indices, kernel_shape, output_shape, pads, strides), dtype=x.dtype)
+    for i, value in zip(indices.ravel(), x.ravel(), strict=True):
+        require(0 <= i < y.size, "an index is one of the output's")
+        y.flat[i] = value
+    return y
+
+
+def unpooled_shape(x, indices, kernel_shape, output_shape, pads, strides):
+    rank = x.ndim - 2
+    require(rank >= 1, "at least one spatial dimension")
+    require(math.prod(x.shape[1:]) >= 1, "no empty channels or spatial dimensions")
+    require(indices.dtype == np.int64 and indices.shape == x.shape, "an int64 index for each element")
+    strides = [1] * rank if strides is None else strides
+    pads = [0] * 2 * rank if pads is None else pads
+    for values in (kernel_shape, strides):
+        require(len(values) == rank and all(1 <= v < 2**31 for v in values), "one positive value per spatial axis")
+    require(len(pads) == 2 * rank and all(0 <= v < 2**31 for v in pads), "two pads >= 0 per spatial axis")
+    axes = zip(x.shape[2:], kernel_shape, strides, pads[:rank], pads[rank:], strict=True)
+    inferred = (*x.shape[:2], *((n - 1) * stride - begin - end + kernel for n, kernel, stride, begin, end in axes))
+    if output_shape is None:
+        require(all(size >= 1 for size in inferred[2:]), "no empty spatial dimensions")
+        return inferred
+    require(len(output_shape) == x.ndim and tuple(output_shape[:2]) == x.shape[:2], "the same N and C")
+    require(all(size >= 1 for size in output_shape[2:]), "no empty spatial dimensions")
+    return tuple(output_shape)
+
+
+def max_unpool_gradient(g, x, indices, kernel_shape, **attributes):
+    """Each element has the gradient of the output that it became: those that another one replaced have none."""
+    winner = np.full(g.size, -1)
+    winner[indices.ravel()] = np.arange(x.size)  # of duplicates numpy, too, keeps the last
+    shares = np.zeros(x.size)
+    for position, element in enumerate(winner):
+        if element >= 0:
+            shares[element] = g.flat[position]
+    return shares.reshape(x.shape)
+
+
 # --- quantised -------------------------------------------------------------------------------------------------------
 
 
 def qlinear_global_average_pool(x, x_scale, x_zero_point, y_scale, y_zero_point, *, channels_last=0):
     """Bit for bit what onnxruntime computes: int32 sums that wrap, float32 steps, ties to even, then the zero point."""
-    require(x.dtype in BYTES and x_zero_point.dtype == x.dtype and y_zero_point.dtype == x.dtype, "element type")
-    require(x_scale.dtype == np.float32 and y_scale.dtype == np.float32, "scales are float32")
-    require(all(a.shape in ((), (1,)) for a in (x_scale, x_zero_point, y_scale, y_zero_point)), "scalars")
-    require(channels_last in (0, 1), "channels_last is 0 or 1")
-    require(x.ndim >= 3, "at least one spatial dimension")
-    planes = np.moveaxis(x, -1, 1) if channels_last else x
+    planes = quantised_planes(x, x_scale, x_zero_point, y_scale, y_zero_point, channels_last)
     require(math.prod(planes.shape[1:]) >= 1, "no empty channels or spatial dimensions")
     n = math.prod(planes.shape[2:])
     require(n < 2**24, "fewer than 2^24 elements in a plane")
@@ -293,6 +332,42 @@ def qlinear_global_average_pool(x, x_scale, x_zero_point, y_scale, y_zero_point,
     return np.moveaxis(y, 1, -1) if channels_last else y
 
 
+def quantised_planes(x, x_scale, x_zero_point, y_scale, y_zero_point, channels_last):
+    """X with its channels in second place, after the checks that both operators make."""
+    require(x.dtype in BYTES and x_zero_point.dtype == x.dtype and y_zero_point.dtype == x.dtype, "element type")
+    require(x_scale.dtype == np.float32 and y_scale.dtype == np.float32, "scales are float32")
+    require(all(a.shape in ((), (1,)) for a in (x_scale, x_zero_point, y_scale, y_zero_point)), "scalars")
+    require(channels_last in (0, 1), "channels_last is 0 or 1")
+    require(x.ndim >= 3, "at least one spatial dimension")
+    return np.moveaxis(x, -1, 1) if channels_last else x
+
+
+def qlinear_average_pool(
+    x, x_scale, x_zero_point, y_scale, y_zero_point, kernel_shape, *, channels_last=0, count_include_pad=0, **attributes
+):
+    """Bit for bit what onnxruntime computes: data made float32 one by one, a running sum, one quantisation."""
+    planes = quantised_planes(x, x_scale, x_zero_point, y_scale, y_zero_point, channels_last)
+    require(count_include_pad in (0, 1), "count_include_pad is 0 or 1")
+    require(all(math.isfinite(s) and s != 0 for s in (x_scale.item(), y_scale.item())), "scales are finite and not 0")
+    windows = pool_windows(planes.shape, kernel_shape, **attributes)
+    is_padded = any(attributes.get("pads") or []) or any(len(axis) > 1 for axis in windows)
+    if tuple(kernel_shape) == planes.shape[2:] and not is_padded:
+        scalars = (x_scale, x_zero_point, y_scale, y_zero_point)
+        return qlinear_global_average_pool(x, *scalars, channels_last=channels_last)
+    x_zero, y_zero = x_zero_point.item(), y_zero_point.item()
+    low, high = np.iinfo(x.dtype).min, np.iinfo(x.dtype).max
+    y = np.empty(output_shape(planes.shape, windows), dtype=x.dtype)
+    for o, data, _ in positions(planes.shape, windows):
+        total = np.float32(0)
+        for t in data:
+            total += np.float32(x_scale.item()) * np.float32(int(planes[t]) - x_zero)
+        divisor = math.prod(kernel_shape) if count_include_pad else len(data)
+        average = total / np.float32(divisor) if data else np.float32(0)
+        value = np.rint(average / np.float32(y_scale.item()) + np.float32(y_zero))
+        y[o] = min(max(value, low), high)
+    return np.moveaxis(y, 1, -1) if channels_last else y
+
+
 FORWARD = {
     "AveragePool": average_pool,
     "LpPool": lp_pool,
@@ -300,6 +375,8 @@ FORWARD = {
     "GlobalAveragePool": global_average_pool,
     "GlobalLpPool": global_lp_pool,
     "GlobalMaxPool": global_max_pool,
+    "MaxUnpool": max_unpool,
+    "QLinearAveragePool": qlinear_average_pool,
     "QLinearGlobalAveragePool": qlinear_global_average_pool,
 }
 

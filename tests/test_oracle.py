@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import oracle
 import pytest
-from official_cases import official_cases
+from official_cases import official_cases, official_parameters
 
 FOUR_DIGITS = {"test_averagepool_2d_ceil_last_window_starts_on_pad"}  # as many as its expected output has
 
@@ -30,11 +30,14 @@ def run_node(operator: str, arguments: list[np.ndarray], attributes: dict) -> tu
     if operator == "Squeeze":
         return (np.squeeze(*arguments, tuple(attributes["axes"])),)
     attributes = {name: v.decode() if isinstance(v, bytes) else v for name, v in attributes.items()}
+    if operator == "MaxUnpool":
+        x, indices, *output_shape = arguments
+        arguments, attributes["output_shape"] = [x, indices], output_shape[0].tolist() if output_shape else None
     results = oracle.FORWARD[operator](*arguments, **attributes)
     return results if isinstance(results, tuple) else (results,)
 
 
-@pytest.mark.parametrize("case", official_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", official_parameters())
 def test_official_onnx_tests(case):
     for actual, expected in zip(run_model(case.model, case.inputs), case.outputs, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-3 if case.name in FOUR_DIGITS else 2e-6, atol=1e-7)

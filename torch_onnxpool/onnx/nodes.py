@@ -76,8 +76,8 @@ def parse(proto: NodeProto, opset: int) -> PoolNode:
         if (attribute.required or name == "kernel_shape") and name not in attributes:
             raise ValueError(f"{op_type}: {name} is required, got attributes {sorted(attributes)}")
     _check_outputs(schema, len(proto.output), opset)
-    inputs = _given(op_type, "inputs", schema.inputs, schema.min_input, proto.input)
-    outputs = _given(op_type, "outputs", schema.outputs, schema.min_output, proto.output)
+    inputs = _given(op_type, "inputs", schema.inputs, proto.input)
+    outputs = _given(op_type, "outputs", schema.outputs, proto.output)
     return PoolNode(op_type, domain, opset, attributes, inputs, outputs)
 
 
@@ -162,10 +162,11 @@ def _check_outputs(schema: OpSchema, outputs: int, opset: int) -> None:
         raise ValueError(f"{schema.name}: {rule}, got {outputs} outputs at opset {opset}")
 
 
-def _given(op_type: str, what: str, parameters, required: int, names) -> tuple[str, ...]:
+def _given(op_type: str, what: str, parameters, names) -> tuple[str, ...]:
     """The schema's names of the inputs (outputs) that a node has; an empty name stands for an optional one left out."""
     given = tuple(parameter.name for parameter, name in zip(parameters, names) if name)
-    if len(names) > len(parameters) or given[:required] != _names(parameters[:required]):
+    required = {p.name for p in parameters if p.option != OpSchema.FormalParameterOption.Optional}
+    if len(names) > len(parameters) or not required.issubset(given):
         raise ValueError(f"{op_type}: {what} must be {list(_names(parameters))}, got {list(names)}")
     return given
 

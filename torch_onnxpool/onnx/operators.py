@@ -25,9 +25,11 @@ OPERATORS = {
     "lp_pool": Operator("LpPool"),
     "max_pool": Operator("MaxPool"),
     "max_pool_with_indices": Operator("MaxPool", outputs=2),
+    "max_unpool": Operator("MaxUnpool"),
     "global_average_pool": Operator("GlobalAveragePool"),
     "global_lp_pool": Operator("GlobalLpPool"),
     "global_max_pool": Operator("GlobalMaxPool"),
+    "qlinear_average_pool": Operator("QLinearAveragePool", MICROSOFT),
     "qlinear_global_average_pool": Operator("QLinearGlobalAveragePool", MICROSOFT),
 }
 

@@ -22,23 +22,47 @@ _DEFAULTS_IN_PROSE = {"strides": (1, 1), "dilations": (1, 1), "pads": (0, 2)}
 
 _RENAMED_TYPES = {"float32": "float", "float64": "double"}
 
-_MICROSOFT_SCHEMAS = (
-    # https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
-    OpSchema(
-        "QLinearGlobalAveragePool",
+
+def _quantized(
+    op_type: str, attributes: list[OpSchema.Attribute], zero_points: OpSchema.FormalParameterOption
+) -> OpSchema:
+    return OpSchema(
+        op_type,
         MICROSOFT,
         MICROSOFT_VERSION,
         inputs=[
             OpSchema.FormalParameter("X", "T"),
             OpSchema.FormalParameter("x_scale", "tensor(float)"),
-            OpSchema.FormalParameter("x_zero_point", "T"),
+            OpSchema.FormalParameter("x_zero_point", "T", param_option=zero_points),
             OpSchema.FormalParameter("y_scale", "tensor(float)"),
-            OpSchema.FormalParameter("y_zero_point", "T"),
+            OpSchema.FormalParameter("y_zero_point", "T", param_option=zero_points),
         ],
         outputs=[OpSchema.FormalParameter("Y", "T")],
         type_constraints=[("T", ["tensor(int8)", "tensor(uint8)"], "")],
-        attributes=[OpSchema.Attribute("channels_last", helper.make_attribute("channels_last", 0))],
+        attributes=attributes,
+    )
+
+
+def _flag(name: str) -> OpSchema.Attribute:
+    return OpSchema.Attribute(name, helper.make_attribute(name, 0))
+
+
+# https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
+_MICROSOFT_SCHEMAS = (
+    _quantized(
+        "QLinearAveragePool",
+        [
+            OpSchema.Attribute("auto_pad", helper.make_attribute("auto_pad", "NOTSET")),
+            _flag("ceil_mode"),
+            _flag("channels_last"),
+            _flag("count_include_pad"),
+            OpSchema.Attribute("kernel_shape", OpSchema.AttrType.INTS, required=True),
+            OpSchema.Attribute("pads", OpSchema.AttrType.INTS, required=False),
+            OpSchema.Attribute("strides", OpSchema.AttrType.INTS, required=False),
+        ],
+        zero_points=OpSchema.FormalParameterOption.Optional,
     ),
+    _quantized("QLinearGlobalAveragePool", [_flag("channels_last")], zero_points=OpSchema.FormalParameterOption.Single),
 )
 
 
