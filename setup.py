@@ -39,8 +39,8 @@ def native_extension() -> Extension:
     torch = torch_folder()
     include = torch / "include"
     macros = [("Py_LIMITED_API", hex(PYTHON_API))]
-    # No contraction to fused multiply-adds: the same bits on every instruction set. Nobody reads errno or floating-point
-    # exception flags, which would keep loops from being vectorised.
+    # No contraction to fused multiply-adds: the same bits on every instruction set. Nobody reads errno or the flags of
+    # floating-point exceptions, which would keep loops from being vectorised.
     flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
     flags += ["-fvisibility=hidden", "-Wall", "-Wextra", "-g0"]
     link_flags = []

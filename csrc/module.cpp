@@ -1,6 +1,5 @@
-// The Python module torch_onnxpool._C. Importing it registers the operators;
-// its two functions let Python ask the C++ side, the owner of the rules and
-// their error texts, about attributes and sizes without a tensor.
+// The Python module torch_onnxpool._C. Importing it registers the operators; its two functions let Python ask the C++
+// side, the owner of the rules and their error texts, about attributes and sizes without a tensor.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -13,192 +12,149 @@ namespace {
 using onnxpool::GivenAttributes;
 using onnxpool::IntSpan;
 
-struct PythonError {}; // the Python error indicator is set
+struct PythonError {};  // the Python error indicator is set
 
 // A list of ints; None is no list.
 class IntSequence {
 public:
-  explicit IntSequence(PyObject *sequence)
-      : given_(sequence && sequence != Py_None) {
-    if (!given_)
-      return;
-    const Py_ssize_t size = PySequence_Size(sequence);
-    if (size < 0)
-      throw PythonError();
-    for (Py_ssize_t i = 0; i < size; ++i) {
-      PyObject *item = PySequence_GetItem(sequence, i);
-      if (!item)
-        throw PythonError();
-      values_.push_back(PyLong_AsLongLong(item));
-      Py_DecRef(item);
-      if (PyErr_Occurred())
-        throw PythonError();
+    explicit IntSequence(PyObject* sequence) : given_(sequence && sequence != Py_None) {
+        if (!given_) return;
+        const Py_ssize_t size = PySequence_Size(sequence);
+        if (size < 0) throw PythonError();
+        for (Py_ssize_t i = 0; i < size; ++i) {
+            PyObject* item = PySequence_GetItem(sequence, i);
+            if (!item) throw PythonError();
+            values_.push_back(PyLong_AsLongLong(item));
+            Py_DecRef(item);
+            if (PyErr_Occurred()) throw PythonError();
+        }
     }
-  }
 
-  IntSpan span() const {
-    return {values_.data(), static_cast<int64_t>(values_.size())};
-  }
-  std::optional<IntSpan> optional_span() const {
-    return given_ ? std::optional<IntSpan>(span()) : std::nullopt;
-  }
+    IntSpan span() const { return {values_.data(), static_cast<int64_t>(values_.size())}; }
+    std::optional<IntSpan> optional_span() const { return given_ ? std::optional<IntSpan>(span()) : std::nullopt; }
 
 private:
-  bool given_;
-  std::vector<int64_t> values_;
+    bool given_;
+    std::vector<int64_t> values_;
 };
 
 // Runs `body`, turning C++ exceptions into Python ones.
-template <class Body> PyObject *guarded(Body body) {
-  try {
-    return body();
-  } catch (const PythonError &) {
-    return nullptr;
-  } catch (const std::invalid_argument &error) {
-    PyErr_SetString(PyExc_ValueError, error.what());
-    return nullptr;
-  }
+template <class Body>
+PyObject* guarded(Body body) {
+    try {
+        return body();
+    } catch (const PythonError&) {
+        return nullptr;
+    } catch (const std::invalid_argument& error) {
+        PyErr_SetString(PyExc_ValueError, error.what());
+        return nullptr;
+    }
 }
 
 // Attributes as Python gives them, under the names that the operators use.
 struct PythonAttributes {
-  PyObject *kernel_shape = nullptr, *dilations = nullptr, *pads = nullptr,
-           *strides = nullptr;
-  const char *auto_pad = "NOTSET";
-  long long ceil_mode = 0, channels_last = 0, count_include_pad = 0,
-            storage_order = 0;
-  double p = 2.0;
+    PyObject *kernel_shape = nullptr, *dilations = nullptr, *pads = nullptr, *strides = nullptr;
+    const char* auto_pad = "NOTSET";
+    long long ceil_mode = 0, channels_last = 0, count_include_pad = 0, storage_order = 0;
+    double p = 2.0;
 };
 
-// Calls `use` with the attributes; the lists behind them live as long as the
-// call.
+// Calls `use` with the attributes; the lists behind them live as long as the call.
 template <class Use>
-auto with_attributes(const PythonAttributes &python, Use use) {
-  const IntSequence kernel_shape(python.kernel_shape),
-      dilations(python.dilations), pads(python.pads), strides(python.strides);
-  GivenAttributes given;
-  given.kernel_shape = kernel_shape.span();
-  given.auto_pad = python.auto_pad;
-  given.ceil_mode = python.ceil_mode;
-  given.channels_last = python.channels_last;
-  given.count_include_pad = python.count_include_pad;
-  given.dilations = dilations.optional_span();
-  given.p = python.p;
-  given.pads = pads.optional_span();
-  given.storage_order = python.storage_order;
-  given.strides = strides.optional_span();
-  return use(given);
+auto with_attributes(const PythonAttributes& python, Use use) {
+    const IntSequence kernel_shape(python.kernel_shape), dilations(python.dilations), pads(python.pads),
+        strides(python.strides);
+    GivenAttributes given;
+    given.kernel_shape = kernel_shape.span();
+    given.auto_pad = python.auto_pad;
+    given.ceil_mode = python.ceil_mode;
+    given.channels_last = python.channels_last;
+    given.count_include_pad = python.count_include_pad;
+    given.dilations = dilations.optional_span();
+    given.p = python.p;
+    given.pads = pads.optional_span();
+    given.storage_order = python.storage_order;
+    given.strides = strides.optional_span();
+    return use(given);
 }
 
-PyObject *check_attributes(PyObject *, PyObject *arguments,
-                           PyObject *keywords) {
-  return guarded([&]() -> PyObject * {
-    const char *names[] = {"operator_name",
-                           "rank",
-                           "kernel_shape",
-                           "auto_pad",
-                           "ceil_mode",
-                           "channels_last",
-                           "count_include_pad",
-                           "dilations",
-                           "p",
-                           "pads",
-                           "storage_order",
-                           "strides",
-                           nullptr};
-    const char *operator_name = nullptr;
-    Py_ssize_t rank = 0;
-    PythonAttributes python;
-    if (!PyArg_ParseTupleAndKeywords(
-            arguments, keywords, "snO|sLLLOdOLO", const_cast<char **>(names),
-            &operator_name, &rank, &python.kernel_shape, &python.auto_pad,
-            &python.ceil_mode, &python.channels_last, &python.count_include_pad,
-            &python.dilations, &python.p, &python.pads, &python.storage_order,
-            &python.strides)) {
-      throw PythonError();
-    }
-    with_attributes(python, [&](const GivenAttributes &given) {
-      return onnxpool::validate_attributes(operator_name, rank, given).rank;
-    });
-    Py_IncRef(Py_None);
-    return Py_None;
-  });
-}
-
-PyObject *resolve_axes(PyObject *, PyObject *arguments, PyObject *keywords) {
-  return guarded([&]() -> PyObject * {
-    const char *names[] = {"operator_name", "input_shape", "kernel_shape",
-                           "auto_pad",      "ceil_mode",   "dilations",
-                           "pads",          "strides",     nullptr};
-    const char *operator_name = nullptr;
-    PyObject *input_shape = nullptr;
-    PythonAttributes python;
-    if (!PyArg_ParseTupleAndKeywords(
-            arguments, keywords, "sOO|sLOOO", const_cast<char **>(names),
-            &operator_name, &input_shape, &python.kernel_shape,
-            &python.auto_pad, &python.ceil_mode, &python.dilations,
-            &python.pads, &python.strides)) {
-      throw PythonError();
-    }
-    const IntSequence shape(input_shape);
-    const auto geometry =
-        with_attributes(python, [&](const GivenAttributes &given) {
-          const auto attributes = onnxpool::validate_attributes(
-              operator_name, shape.span().size - 2, given);
-          return onnxpool::resolve_geometry(attributes, shape.span());
+PyObject* check_attributes(PyObject*, PyObject* arguments, PyObject* keywords) {
+    return guarded([&]() -> PyObject* {
+        const char* names[] = {
+            "operator_name", "rank", "kernel_shape", "auto_pad",      "ceil_mode", "channels_last", "count_include_pad",
+            "dilations",     "p",    "pads",         "storage_order", "strides",   nullptr};
+        const char* operator_name = nullptr;
+        Py_ssize_t rank = 0;
+        PythonAttributes python;
+        if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "snO|sLLLOdOLO", const_cast<char**>(names),
+                                         &operator_name, &rank, &python.kernel_shape, &python.auto_pad,
+                                         &python.ceil_mode, &python.channels_last, &python.count_include_pad,
+                                         &python.dilations, &python.p, &python.pads, &python.storage_order,
+                                         &python.strides)) {
+            throw PythonError();
+        }
+        with_attributes(python, [&](const GivenAttributes& given) {
+            return onnxpool::validate_attributes(operator_name, rank, given).rank;
         });
-    PyObject *result = PyTuple_New(geometry.rank);
-    for (int a = 0; result && a < geometry.rank; ++a) {
-      const onnxpool::Axis &axis = geometry.axes[a];
-      PyTuple_SetItem(result, a,
-                      Py_BuildValue("LLLLLLL",
-                                    static_cast<long long>(axis.input),
-                                    static_cast<long long>(axis.output),
-                                    static_cast<long long>(axis.kernel),
-                                    static_cast<long long>(axis.stride),
-                                    static_cast<long long>(axis.dilation),
-                                    static_cast<long long>(axis.pad_begin),
-                                    static_cast<long long>(axis.pad_end)));
-    }
-    return result;
-  });
+        Py_IncRef(Py_None);
+        return Py_None;
+    });
+}
+
+PyObject* resolve_axes(PyObject*, PyObject* arguments, PyObject* keywords) {
+    return guarded([&]() -> PyObject* {
+        const char* names[] = {"operator_name", "input_shape", "kernel_shape", "auto_pad", "ceil_mode",
+                               "dilations",     "pads",        "strides",      nullptr};
+        const char* operator_name = nullptr;
+        PyObject* input_shape = nullptr;
+        PythonAttributes python;
+        if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "sOO|sLOOO", const_cast<char**>(names), &operator_name,
+                                         &input_shape, &python.kernel_shape, &python.auto_pad, &python.ceil_mode,
+                                         &python.dilations, &python.pads, &python.strides)) {
+            throw PythonError();
+        }
+        const IntSequence shape(input_shape);
+        const auto geometry = with_attributes(python, [&](const GivenAttributes& given) {
+            const auto attributes = onnxpool::validate_attributes(operator_name, shape.span().size - 2, given);
+            return onnxpool::resolve_geometry(attributes, shape.span());
+        });
+        PyObject* result = PyTuple_New(geometry.rank);
+        for (int a = 0; result && a < geometry.rank; ++a) {
+            const onnxpool::Axis& axis = geometry.axes[a];
+            PyTuple_SetItem(
+                result, a,
+                Py_BuildValue("LLLLLLL", static_cast<long long>(axis.input), static_cast<long long>(axis.output),
+                              static_cast<long long>(axis.kernel), static_cast<long long>(axis.stride),
+                              static_cast<long long>(axis.dilation), static_cast<long long>(axis.pad_begin),
+                              static_cast<long long>(axis.pad_end)));
+        }
+        return result;
+    });
 }
 
 using AnyFunction = void (*)();
 
 PyCFunction with_keywords(PyCFunctionWithKeywords function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<AnyFunction>(function));
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<AnyFunction>(function));
 }
 
 PyMethodDef methods[] = {
-    {"check_attributes", with_keywords(check_attributes),
-     METH_VARARGS | METH_KEYWORDS,
-     "check_attributes(operator_name, rank, kernel_shape, auto_pad='NOTSET', "
-     "ceil_mode=0, channels_last=0, "
-     "count_include_pad=0, dilations=None, p=2.0, pads=None, storage_order=0, "
-     "strides=None)\n\n"
+    {"check_attributes", with_keywords(check_attributes), METH_VARARGS | METH_KEYWORDS,
+     "check_attributes(operator_name, rank, kernel_shape, auto_pad='NOTSET', ceil_mode=0, channels_last=0, "
+     "count_include_pad=0, dilations=None, p=2.0, pads=None, storage_order=0, strides=None)\n\n"
      "Raises ValueError for attributes that the operator refuses."},
     {"resolve_axes", with_keywords(resolve_axes), METH_VARARGS | METH_KEYWORDS,
-     "resolve_axes(operator_name, input_shape, kernel_shape, "
-     "auto_pad='NOTSET', ceil_mode=0, dilations=None, "
+     "resolve_axes(operator_name, input_shape, kernel_shape, auto_pad='NOTSET', ceil_mode=0, dilations=None, "
      "pads=None, "
      "strides=None)\n\n"
-     "The geometry that the kernels use: (input, output, kernel, stride, "
-     "dilation, pad_begin, pad_end) of each spatial "
+     "The geometry that the kernels use: (input, output, kernel, stride, dilation, pad_begin, pad_end) of each spatial "
      "axis. Raises ValueError where the operator does."},
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyModuleDef module = {PyModuleDef_HEAD_INIT,
-                      "torch_onnxpool._C",
-                      nullptr,
-                      -1,
-                      methods,
-                      nullptr,
-                      nullptr,
-                      nullptr,
-                      nullptr};
+PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "torch_onnxpool._C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
-} // namespace
+}  // namespace
 
 PyMODINIT_FUNC PyInit__C() { return PyModule_Create(&module); }

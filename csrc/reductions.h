@@ -1,25 +1,20 @@
-// What a window computes from its data, element by element, and the derivative
-// of that. Used by forward and backward, on CPU and GPU; free of torch headers.
-// The formulas are those of the ONNX operator text.
+// What a window computes from its data, element by element, and the derivative of that.
+// Used by forward and backward, on CPU and GPU; free of torch headers. The formulas are those of the ONNX operator
+// text.
 //
 // A reduction R offers
 //   R::Element, R::Accumulator
 //   identity()       the accumulator of no data, for combine()
-//   lift(x)          the accumulator of one datum; lift(x, i) where
-//   R::kIndexed: of the datum at position i combine(a, b)    the accumulator of
-//   all that a and b stand for, a before b finish(a)        the result of a
-//   window that has data; where R::kDivides, a has been divided by the number
-//   of taps
+//   lift(x)          the accumulator of one datum; lift(x, i) where R::kIndexed: of the datum at position i
+//   combine(a, b)    the accumulator of all that a and b stand for, a before b; where R::kInOrder, of neighbours in
+//                    row-major order only
+//   finish(a)        the result of a window that has data; where R::kDivides, a has been divided by the number of taps
 //                    that count
 //   empty()          the result of a window that has none
 // and, where R::kDifferentiable,
-//   gradient(grad_y, x, y)    what one window adds to the gradient of its datum
-//   x; where R::kDivides, grad_y has been
-//                             divided likewise; only where
-//                             R::kGradientNeedsData are x and y given
-// R::kInOrder forbids to combine in any other than the row-major order.
-// An indexed reduction needs no gradient(): the window's gradient goes to the
-// element that its index names.
+//   gradient(grad_y, x, y)    what one window adds to the gradient of its datum x; where R::kDivides, grad_y has been
+//                             divided likewise; only where R::kGradientNeedsData are x and y given
+// An indexed reduction needs no gradient(): the window's gradient goes to the element that its index names.
 #pragma once
 
 #include <cmath>
@@ -30,319 +25,270 @@
 
 namespace onnxpool {
 
-// Which taps of a window an average divides by: the data, data and declared
-// padding, or all of them.
+// Which taps of a window an average divides by: the data, data and declared padding, or all of them.
 enum class Divisor { kData, kDeclared, kKernel };
 
 // The parameters of all reductions: attributes and quantisation, ready to use.
 struct Parameters {
-  Divisor divisor = Divisor::kData;
-  double p = 2.0;
-  float x_scale = 1.0f;
-  float y_scale = 1.0f;
-  int32_t x_zero_point = 0;
-  int32_t y_zero_point = 0;
-  int64_t plane_size = 0; // of QLinearGlobalAveragePool
+    Divisor divisor = Divisor::kData;
+    double p = 2.0;
+    float x_scale = 1.0f;
+    float y_scale = 1.0f;
+    int32_t x_zero_point = 0;
+    int32_t y_zero_point = 0;
+    int64_t plane_size = 0;  // of QLinearGlobalAveragePool
 };
 
 // What most reductions are; they say where they differ.
 struct PlainReduction {
-  static constexpr bool kIndexed = false;
-  static constexpr bool kDivides = false;
-  static constexpr bool kDifferentiable = false;
-  static constexpr bool kGradientNeedsData = false;
-  static constexpr bool kInOrder = false;
+    static constexpr bool kIndexed = false;
+    static constexpr bool kDivides = false;
+    static constexpr bool kDifferentiable = false;
+    static constexpr bool kGradientNeedsData = false;
+    static constexpr bool kInOrder = false;
 };
 
 // Accumulators that add up.
-template <class A> struct Sum : PlainReduction {
-  using Accumulator = A;
+template <class A>
+struct Sum : PlainReduction {
+    using Accumulator = A;
 
-  Accumulator identity() const { return 0; }
-  Accumulator combine(Accumulator a, Accumulator b) const { return a + b; }
+    Accumulator identity() const { return 0; }
+    Accumulator combine(Accumulator a, Accumulator b) const { return a + b; }
 };
 
-// Accumulators of which the larger one stays; NaN if there is one. The first
-// one where they are equal.
-template <class A> struct Largest : PlainReduction {
-  using Accumulator = A;
+// Accumulators of which the larger one stays; NaN if there is one. The first one where they are equal.
+template <class A>
+struct Largest : PlainReduction {
+    using Accumulator = A;
 
-  Accumulator identity() const {
-    using Limits = std::numeric_limits<Accumulator>;
-    return Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
-  }
-  Accumulator combine(Accumulator a, Accumulator b) const {
-    const Accumulator larger =
-        b > a ? b : a; // two selections rather than one condition: no branch
-    return b != b ? b : larger;
-  }
-};
-
-// sum of data / number of data (with count_include_pad: of data and declared
-// padding).
-template <class T> struct Average : Sum<accumulator_t<T>> {
-  using Element = T;
-  using typename Sum<accumulator_t<T>>::Accumulator;
-  static constexpr bool kDivides = true;
-  static constexpr bool kDifferentiable = true;
-
-  explicit Average(const Parameters &) {}
-
-  Accumulator lift(T x) const { return static_cast<Accumulator>(x); }
-  T finish(Accumulator mean) const { return static_cast<T>(mean); }
-  T empty() const { return static_cast<T>(Accumulator(0)); }
-  Accumulator gradient(Accumulator grad_y, Accumulator, Accumulator) const {
-    return grad_y;
-  }
-};
-
-// The cube root. The sums of float32 elements have one that loops can be
-// vectorised with, good to some 1e-16: Newton's iteration for the inverse cube
-// root, without a division, from a guess that divides the exponent by 3.
-template <class T, class A> inline A cube_root(A x) {
-  if constexpr (std::is_same_v<T, float>) {
-    const uint64_t high_bits = detail::bit_cast<uint64_t>(x) >> 32;
-    const uint64_t third = (high_bits * 0xaaaaaaabu) >> 33;
-    A inverse = detail::bit_cast<A>(
-        (0x553ef0ffu - third) << 32); // within 5 % for every normal number
-    for (int i = 0; i < 5; ++i) {
-      const A cube = inverse * inverse * inverse;
-      inverse = inverse * (4 - x * cube) * (1.0 / 3.0);
+    Accumulator identity() const {
+        using Limits = std::numeric_limits<Accumulator>;
+        return Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
     }
-    const A root = x * inverse * inverse;
-    return x > 0 && x <= std::numeric_limits<A>::max()
-               ? root
-               : x; // 0, infinity and NaN are their own roots
-  } else {
-    return std::cbrt(x);
-  }
+    Accumulator combine(Accumulator a, Accumulator b) const {
+        const Accumulator larger = b > a ? b : a;  // two selections rather than one condition: no branch
+        return b != b ? b : larger;
+    }
+};
+
+// sum of data / number of data (with count_include_pad: of data and declared padding).
+template <class T>
+struct Average : Sum<accumulator_t<T>> {
+    using Element = T;
+    using typename Sum<accumulator_t<T>>::Accumulator;
+    static constexpr bool kDivides = true;
+    static constexpr bool kDifferentiable = true;
+
+    explicit Average(const Parameters&) {}
+
+    Accumulator lift(T x) const { return static_cast<Accumulator>(x); }
+    T finish(Accumulator mean) const { return static_cast<T>(mean); }
+    T empty() const { return static_cast<T>(Accumulator(0)); }
+    Accumulator gradient(Accumulator grad_y, Accumulator, Accumulator) const { return grad_y; }
+};
+
+// The cube root. The sums of float32 elements have one that loops can be vectorised with, good to some 1e-16: Newton's
+// iteration for the inverse cube root, without a division, from a guess that divides the exponent by 3.
+template <class T, class A>
+inline A cube_root(A x) {
+    if constexpr (std::is_same_v<T, float>) {
+        const uint64_t high_bits = detail::bit_cast<uint64_t>(x) >> 32;
+        const uint64_t third = (high_bits * 0xaaaaaaabu) >> 33;
+        A inverse = detail::bit_cast<A>((0x553ef0ffu - third) << 32);  // within 5 % for every normal number
+        for (int i = 0; i < 5; ++i) {
+            const A cube = inverse * inverse * inverse;
+            inverse = inverse * (4 - x * cube) * (1.0 / 3.0);
+        }
+        const A root = x * inverse * inverse;
+        return x > 0 && x <= std::numeric_limits<A>::max() ? root : x;  // 0, infinity and NaN are their own roots
+    } else {
+        return std::cbrt(x);
+    }
 }
 
-// (sum over data of |x|^p)^(1/p). kExponent is p where a kernel is made for it,
-// or 0.
-template <class T, int kExponent = 0> struct LpNorm : Sum<accumulator_t<T>> {
-  using Element = T;
-  using typename Sum<accumulator_t<T>>::Accumulator;
-  static constexpr bool kDifferentiable = true;
-  static constexpr bool kGradientNeedsData = true;
+// (sum over data of |x|^p)^(1/p). kExponent is p where a kernel is made for it, or 0.
+template <class T, int kExponent = 0>
+struct LpNorm : Sum<accumulator_t<T>> {
+    using Element = T;
+    using typename Sum<accumulator_t<T>>::Accumulator;
+    static constexpr bool kDifferentiable = true;
+    static constexpr bool kGradientNeedsData = true;
 
-  // Sums from here on have lost nothing that matters to powers below the
-  // smallest normal number.
-  static constexpr Accumulator kSmallestSafeSum =
-      std::numeric_limits<Accumulator>::min() /
-      (std::numeric_limits<Accumulator>::epsilon() / (1 << 24));
+    // Sums from here on have lost nothing that matters to powers below the smallest normal number.
+    static constexpr Accumulator kSmallestSafeSum =
+        std::numeric_limits<Accumulator>::min() / (std::numeric_limits<Accumulator>::epsilon() / (1 << 24));
 
-  Accumulator p;
-  bool no_power_vanishes; // then a sum of 0 means that all data are 0
+    Accumulator p;
+    bool no_power_vanishes;  // then a sum of 0 means that all data are 0
 
-  explicit LpNorm(const Parameters &parameters)
-      : p(static_cast<Accumulator>(parameters.p)),
-        no_power_vanishes(power(static_cast<Accumulator>(
-                              smallest_magnitude<T>())) >= kSmallestSafeSum) {}
+    explicit LpNorm(const Parameters& parameters)
+        : p(static_cast<Accumulator>(parameters.p)),
+          no_power_vanishes(power(static_cast<Accumulator>(smallest_magnitude<T>())) >= kSmallestSafeSum) {}
 
-  Accumulator lift(T x) const {
-    return power(std::abs(static_cast<Accumulator>(x)));
-  }
-  T finish(Accumulator sum) const { return static_cast<T>(root(sum)); }
-  T empty() const { return static_cast<T>(Accumulator(0)); }
+    Accumulator lift(T x) const { return power(std::abs(static_cast<Accumulator>(x))); }
+    T finish(Accumulator sum) const { return static_cast<T>(root(sum)); }
+    T empty() const { return static_cast<T>(Accumulator(0)); }
 
-  // Whether powers may have overflowed or vanished on the way to a
-  // representable result. Then the window is computed again, with every |x|
-  // divided by the largest one (see ScaledLpNorm).
-  bool out_of_range(Accumulator sum) const {
-    const bool safe = sum >= kSmallestSafeSum &&
-                      sum <= std::numeric_limits<Accumulator>::max();
-    return !(safe || (sum == 0 && no_power_vanishes));
-  }
+    // Whether powers may have overflowed or vanished on the way to a representable result. Then the window is computed
+    // again, with every |x| divided by the largest one (see ScaledLpNorm).
+    bool out_of_range(Accumulator sum) const {
+        const bool safe = sum >= kSmallestSafeSum && sum <= std::numeric_limits<Accumulator>::max();
+        return !(safe || (sum == 0 && no_power_vanishes));
+    }
 
-  // sign(x) * (|x| / y)^(p-1), the derivative of y by x; 0 where y = 0, and
-  // sign(0) = 0.
-  Accumulator gradient(Accumulator grad_y, Accumulator x, Accumulator y) const {
-    if (y == 0)
-      return 0;
-    const Accumulator sign = x > 0   ? Accumulator(1)
-                             : x < 0 ? Accumulator(-1)
-                                     : x;
-    const Accumulator ratio = std::abs(x) / y;
-    if (is(1))
-      return grad_y * sign;
-    if (is(2))
-      return grad_y * (sign * ratio);
-    if (is(3))
-      return grad_y * (sign * (ratio * ratio));
-    return grad_y * (sign * std::pow(ratio, p - 1));
-  }
+    // sign(x) * (|x| / y)^(p-1), the derivative of y by x; 0 where y = 0, and sign(0) = 0.
+    Accumulator gradient(Accumulator grad_y, Accumulator x, Accumulator y) const {
+        if (y == 0) return 0;
+        const Accumulator sign = x > 0 ? Accumulator(1) : x < 0 ? Accumulator(-1) : x;
+        const Accumulator ratio = std::abs(x) / y;
+        if (is(1)) return grad_y * sign;
+        if (is(2)) return grad_y * (sign * ratio);
+        if (is(3)) return grad_y * (sign * (ratio * ratio));
+        return grad_y * (sign * std::pow(ratio, p - 1));
+    }
 
-  Accumulator power(Accumulator base) const {
-    if (is(1))
-      return base;
-    if (is(2))
-      return base * base;
-    if (is(3))
-      return base * base * base;
-    if (is(4))
-      return (base * base) * (base * base);
-    return std::pow(base, p);
-  }
+    Accumulator power(Accumulator base) const {
+        if (is(1)) return base;
+        if (is(2)) return base * base;
+        if (is(3)) return base * base * base;
+        if (is(4)) return (base * base) * (base * base);
+        return std::pow(base, p);
+    }
 
-  Accumulator root(Accumulator sum) const {
-    if (is(1))
-      return sum;
-    if (is(2))
-      return std::sqrt(sum);
-    if (is(3))
-      return cube_root<T>(sum);
-    if (is(4))
-      return std::sqrt(std::sqrt(sum));
-    const Accumulator root = std::pow(sum, 1 / p);
-    if constexpr (!std::is_same_v<T, double>)
-      return root;
-    // The rounded exponent 1/p costs |log(sum)| / p units in the last place:
-    // one Newton step gives them back.
-    const Accumulator correction = (std::pow(root, p) / sum - 1) / p;
-    return std::isfinite(correction) ? root - root * correction : root;
-  }
+    Accumulator root(Accumulator sum) const {
+        if (is(1)) return sum;
+        if (is(2)) return std::sqrt(sum);
+        if (is(3)) return cube_root<T>(sum);
+        if (is(4)) return std::sqrt(std::sqrt(sum));
+        const Accumulator root = std::pow(sum, 1 / p);
+        if constexpr (!std::is_same_v<T, double>) return root;
+        // The rounded exponent 1/p costs |log(sum)| / p units in the last place: one Newton step gives them back.
+        const Accumulator correction = (std::pow(root, p) / sum - 1) / p;
+        return std::isfinite(correction) ? root - root * correction : root;
+    }
 
-  bool is(int exponent) const {
-    return kExponent ? kExponent == exponent : p == exponent;
-  }
+    bool is(int exponent) const { return kExponent ? kExponent == exponent : p == exponent; }
 };
 
-// The p-norm of data divided by `scale`, the largest magnitude among them,
-// times `scale`: no power overflows, and those that vanish do not matter.
-// Always in float64.
-template <class T> struct ScaledLpNorm : Sum<double> {
-  using Element = T;
+// The p-norm of data divided by `scale`, the largest magnitude among them, times `scale`: no power overflows, and those
+// that vanish do not matter. Always in float64.
+template <class T>
+struct ScaledLpNorm : Sum<double> {
+    using Element = T;
 
-  LpNorm<double> norm;
-  double scale;
+    LpNorm<double> norm;
+    double scale;
 
-  ScaledLpNorm(const Parameters &parameters, double scale)
-      : norm(parameters), scale(scale) {}
+    ScaledLpNorm(const Parameters& parameters, double scale) : norm(parameters), scale(scale) {}
 
-  double lift(T x) const {
-    return norm.lift(static_cast<double>(static_cast<comparable_t<T>>(x)) /
-                     scale);
-  }
-  T finish(double sum) const {
-    return static_cast<T>(static_cast<comparable_t<T>>(scale * norm.root(sum)));
-  }
+    double lift(T x) const { return norm.lift(static_cast<double>(static_cast<comparable_t<T>>(x)) / scale); }
+    T finish(double sum) const { return static_cast<T>(static_cast<comparable_t<T>>(scale * norm.root(sum))); }
 };
 
 // The largest magnitude of the data; NaN if there is one.
-template <class T> struct LargestMagnitude : Largest<comparable_t<T>> {
-  using Element = T;
-  using typename Largest<comparable_t<T>>::Accumulator;
+template <class T>
+struct LargestMagnitude : Largest<comparable_t<T>> {
+    using Element = T;
+    using typename Largest<comparable_t<T>>::Accumulator;
 
-  Accumulator lift(T x) const { return std::abs(static_cast<Accumulator>(x)); }
+    Accumulator lift(T x) const { return std::abs(static_cast<Accumulator>(x)); }
 };
 
 // The maximum of the data; NaN if there is one.
-template <class T> struct Max : Largest<comparable_t<T>> {
-  using Element = T;
-  using typename Largest<comparable_t<T>>::Accumulator;
-
-  explicit Max(const Parameters &) {}
-
-  Accumulator lift(T x) const { return static_cast<Accumulator>(x); }
-  T finish(Accumulator maximum) const { return static_cast<T>(maximum); }
-  T empty() const { return static_cast<T>(lowest_finite<T>()); }
-};
-
-// The maximum and where it is first reached (the first NaN, if there is one);
-// index -1 where there are no data.
-template <class T> struct MaxWithIndex : PlainReduction {
-  struct Accumulator {
-    comparable_t<T> value;
-    int64_t index;
-  };
-  using Element = T;
-  static constexpr bool kIndexed = true;
-  static constexpr bool kDifferentiable = !std::is_integral_v<T>;
-
-  explicit MaxWithIndex(const Parameters &) {}
-
-  Accumulator identity() const { return {lowest_finite<T>(), -1}; }
-  Accumulator lift(T x, int64_t index) const {
-    return {static_cast<comparable_t<T>>(x), index};
-  }
-  Accumulator combine(const Accumulator &a, const Accumulator &b) const {
-    const bool first_nan = b.value != b.value && a.value == a.value;
-    return b.value > a.value || first_nan || a.index < 0 ? b : a;
-  }
-  T finish(const Accumulator &best) const { return static_cast<T>(best.value); }
-  T empty() const { return static_cast<T>(lowest_finite<T>()); }
-};
-
-// The integer nearest to `value` (halves to even) plus `offset`, saturated to
-// T.
-template <class T> inline T saturate(float value, int32_t offset) {
-  const auto lowest =
-      static_cast<float>(std::numeric_limits<T>::min() - offset);
-  const auto highest =
-      static_cast<float>(std::numeric_limits<T>::max() - offset);
-  const float clamped = value < lowest    ? lowest
-                        : value > highest ? highest
-                                          : value;
-  return static_cast<T>(static_cast<int32_t>(std::nearbyint(clamped)) + offset);
-}
-
-// What turns a sum of a plane's quantised elements into their quantised
-// average.
-inline float requantization_scale(const Parameters &parameters) {
-  return parameters.x_scale /
-         (parameters.y_scale * static_cast<float>(parameters.plane_size));
-}
-
-// com.microsoft QLinearGlobalAveragePool. The order of the float32 operations
-// and roundings is onnxruntime's, bit for bit.
 template <class T>
-struct QuantizedGlobalAverage : Sum<uint32_t> { // wraps modulo 2^32
-  using Element = T;
+struct Max : Largest<comparable_t<T>> {
+    using Element = T;
+    using typename Largest<comparable_t<T>>::Accumulator;
 
-  uint32_t sum_of_zero_points;
-  float scale;
-  int32_t y_zero_point;
+    explicit Max(const Parameters&) {}
 
-  explicit QuantizedGlobalAverage(const Parameters &parameters)
-      : sum_of_zero_points(static_cast<uint32_t>(parameters.x_zero_point) *
-                           static_cast<uint32_t>(parameters.plane_size)),
-        scale(requantization_scale(parameters)),
-        y_zero_point(parameters.y_zero_point) {}
-
-  Accumulator lift(T x) const {
-    return static_cast<uint32_t>(static_cast<int32_t>(x));
-  }
-  T finish(Accumulator sum) const {
-    const auto centered = static_cast<int32_t>(sum - sum_of_zero_points);
-    return saturate<T>(static_cast<float>(centered) * scale, y_zero_point);
-  }
-  T empty() const { return static_cast<T>(y_zero_point); }
+    Accumulator lift(T x) const { return static_cast<Accumulator>(x); }
+    T finish(Accumulator maximum) const { return static_cast<T>(maximum); }
+    T empty() const { return static_cast<T>(lowest_finite<T>()); }
 };
 
-// com.microsoft QLinearAveragePool: dequantised, averaged and quantised in
-// float32, as onnxruntime does. Its data have to be added one after the other
-// in row-major order.
-template <class T> struct QuantizedAverage : Sum<float> {
-  using Element = T;
-  static constexpr bool kDivides = true;
-  static constexpr bool kInOrder = true;
+// The maximum and where it is first reached (the first NaN, if there is one); index -1 where there are no data.
+template <class T>
+struct MaxWithIndex : PlainReduction {
+    struct Accumulator {
+        comparable_t<T> value;
+        int64_t index;
+    };
+    using Element = T;
+    static constexpr bool kIndexed = true;
+    static constexpr bool kDifferentiable = !std::is_integral_v<T>;
 
-  Parameters parameters;
+    explicit MaxWithIndex(const Parameters&) {}
 
-  explicit QuantizedAverage(const Parameters &parameters)
-      : parameters(parameters) {}
-
-  Accumulator lift(T x) const {
-    return parameters.x_scale * static_cast<float>(static_cast<int32_t>(x) -
-                                                   parameters.x_zero_point);
-  }
-  T finish(Accumulator mean) const {
-    const float shifted =
-        mean / parameters.y_scale + static_cast<float>(parameters.y_zero_point);
-    return saturate<T>(shifted, 0);
-  }
-  T empty() const { return static_cast<T>(parameters.y_zero_point); }
+    Accumulator identity() const { return {lowest_finite<T>(), -1}; }
+    Accumulator lift(T x, int64_t index) const { return {static_cast<comparable_t<T>>(x), index}; }
+    Accumulator combine(const Accumulator& a, const Accumulator& b) const {
+        const bool first_nan = b.value != b.value && a.value == a.value;
+        return b.value > a.value || first_nan || a.index < 0 ? b : a;
+    }
+    T finish(const Accumulator& best) const { return static_cast<T>(best.value); }
+    T empty() const { return static_cast<T>(lowest_finite<T>()); }
 };
 
-} // namespace onnxpool
+// The integer nearest to `value` (halves to even) plus `offset`, saturated to T.
+template <class T>
+inline T saturate(float value, int32_t offset) {
+    const auto lowest = static_cast<float>(std::numeric_limits<T>::min() - offset);
+    const auto highest = static_cast<float>(std::numeric_limits<T>::max() - offset);
+    const float clamped = value < lowest ? lowest : value > highest ? highest : value;
+    return static_cast<T>(static_cast<int32_t>(std::nearbyint(clamped)) + offset);
+}
+
+// What turns a sum of a plane's quantised elements into their quantised average.
+inline float requantization_scale(const Parameters& parameters) {
+    return parameters.x_scale / (parameters.y_scale * static_cast<float>(parameters.plane_size));
+}
+
+// com.microsoft QLinearGlobalAveragePool. The order of the float32 operations and roundings is onnxruntime's, bit for
+// bit.
+template <class T>
+struct QuantizedGlobalAverage : Sum<uint32_t> {  // wraps modulo 2^32
+    using Element = T;
+
+    uint32_t sum_of_zero_points;
+    float scale;
+    int32_t y_zero_point;
+
+    explicit QuantizedGlobalAverage(const Parameters& parameters)
+        : sum_of_zero_points(static_cast<uint32_t>(parameters.x_zero_point) *
+                             static_cast<uint32_t>(parameters.plane_size)),
+          scale(requantization_scale(parameters)),
+          y_zero_point(parameters.y_zero_point) {}
+
+    Accumulator lift(T x) const { return static_cast<uint32_t>(static_cast<int32_t>(x)); }
+    T finish(Accumulator sum) const {
+        const auto centered = static_cast<int32_t>(sum - sum_of_zero_points);
+        return saturate<T>(static_cast<float>(centered) * scale, y_zero_point);
+    }
+    T empty() const { return static_cast<T>(y_zero_point); }
+};
+
+// com.microsoft QLinearAveragePool: dequantised, averaged and quantised in float32, as onnxruntime does. Its data have
+// to be added one after the other in row-major order.
+template <class T>
+struct QuantizedAverage : Sum<float> {
+    using Element = T;
+    static constexpr bool kDivides = true;
+    static constexpr bool kInOrder = true;
+
+    Parameters parameters;
+
+    explicit QuantizedAverage(const Parameters& parameters) : parameters(parameters) {}
+
+    Accumulator lift(T x) const {
+        return parameters.x_scale * static_cast<float>(static_cast<int32_t>(x) - parameters.x_zero_point);
+    }
+    T finish(Accumulator mean) const {
+        const float shifted = mean / parameters.y_scale + static_cast<float>(parameters.y_zero_point);
+        return saturate<T>(shifted, 0);
+    }
+    T empty() const { return static_cast<T>(parameters.y_zero_point); }
+};
+
+}  // namespace onnxpool

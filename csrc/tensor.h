@@ -1,6 +1,5 @@
-// The only header that names torch types. One source serves two ABIs:
-// LibTorch's stable one (the default: one binary for torch >= 2.10) and plain
-// ATen (TORCH_ONNXPOOL_ATEN: for the torch it was built with).
+// The only header that names torch types. One source serves two ABIs: LibTorch's stable one (the default: one binary
+// for torch >= 2.10) and plain ATen (TORCH_ONNXPOOL_ATEN: for the torch it was built with).
 #pragma once
 
 #include <optional>
@@ -19,15 +18,14 @@
 #include <torch/library.h>
 
 #define ONNXPOOL_LIBRARY(library) TORCH_LIBRARY(torch_onnxpool, library)
-#define ONNXPOOL_LIBRARY_IMPL(key, library)                                    \
-  TORCH_LIBRARY_IMPL(torch_onnxpool, key, library)
+#define ONNXPOOL_LIBRARY_IMPL(key, library) TORCH_LIBRARY_IMPL(torch_onnxpool, key, library)
 #define ONNXPOOL_KERNEL(function) function
 
 namespace onnxpool {
 using Tensor = at::Tensor;
 using IntList = at::IntArrayRef;
 using ScalarType = at::ScalarType;
-} // namespace onnxpool
+}  // namespace onnxpool
 
 #else
 
@@ -36,15 +34,14 @@ using ScalarType = at::ScalarType;
 #include <torch/csrc/stable/tensor.h>
 
 #define ONNXPOOL_LIBRARY(library) STABLE_TORCH_LIBRARY(torch_onnxpool, library)
-#define ONNXPOOL_LIBRARY_IMPL(key, library)                                    \
-  STABLE_TORCH_LIBRARY_IMPL(torch_onnxpool, key, library)
+#define ONNXPOOL_LIBRARY_IMPL(key, library) STABLE_TORCH_LIBRARY_IMPL(torch_onnxpool, key, library)
 #define ONNXPOOL_KERNEL(function) TORCH_BOX(function)
 
 namespace onnxpool {
 using Tensor = torch::stable::Tensor;
 using IntList = torch::headeronly::IntHeaderOnlyArrayRef;
 using ScalarType = torch::headeronly::ScalarType;
-} // namespace onnxpool
+}  // namespace onnxpool
 
 #endif
 
@@ -52,75 +49,64 @@ namespace onnxpool {
 
 using OptionalIntList = std::optional<IntList>;
 
-inline IntSpan span_of(const IntList &list) {
-  return {list.data(), static_cast<int64_t>(list.size())};
-}
+inline IntSpan span_of(const IntList& list) { return {list.data(), static_cast<int64_t>(list.size())}; }
 
-inline IntSpan span_of(const std::vector<int64_t> &list) {
-  return {list.data(), static_cast<int64_t>(list.size())};
-}
+inline IntSpan span_of(const std::vector<int64_t>& list) { return {list.data(), static_cast<int64_t>(list.size())}; }
 
-inline std::optional<IntSpan> span_of(const OptionalIntList &list) {
-  return list ? std::optional<IntSpan>(span_of(*list)) : std::nullopt;
+inline std::optional<IntSpan> span_of(const OptionalIntList& list) {
+    return list ? std::optional<IntSpan>(span_of(*list)) : std::nullopt;
 }
 
 // Nothing for the types that no pooling operator takes.
-inline std::optional<ElementType> element_type(const Tensor &tensor) {
-  switch (tensor.scalar_type()) {
-  case ScalarType::Half:
-    return ElementType::kFloat16;
-  case ScalarType::BFloat16:
-    return ElementType::kBFloat16;
-  case ScalarType::Float:
-    return ElementType::kFloat32;
-  case ScalarType::Double:
-    return ElementType::kFloat64;
-  case ScalarType::Char:
-    return ElementType::kInt8;
-  case ScalarType::Byte:
-    return ElementType::kUInt8;
-  default:
-    return std::nullopt;
-  }
+inline std::optional<ElementType> element_type(const Tensor& tensor) {
+    switch (tensor.scalar_type()) {
+        case ScalarType::Half:
+            return ElementType::kFloat16;
+        case ScalarType::BFloat16:
+            return ElementType::kBFloat16;
+        case ScalarType::Float:
+            return ElementType::kFloat32;
+        case ScalarType::Double:
+            return ElementType::kFloat64;
+        case ScalarType::Char:
+            return ElementType::kInt8;
+        case ScalarType::Byte:
+            return ElementType::kUInt8;
+        default:
+            return std::nullopt;
+    }
 }
 
 // An uninitialised tensor on the device of `like`.
-inline Tensor empty_strided(const IntSpan &sizes,
-                            const std::vector<int64_t> &strides,
-                            ScalarType type, const Tensor &like) {
+inline Tensor empty_strided(const IntSpan& sizes, const std::vector<int64_t>& strides, ScalarType type,
+                            const Tensor& like) {
 #if defined(TORCH_ONNXPOOL_ATEN)
-  return at::empty_strided(IntList(sizes.values, sizes.size), strides,
-                           like.options().dtype(type));
+    return at::empty_strided(IntList(sizes.values, sizes.size), strides, like.options().dtype(type));
 #else
-  // Through the C shim, since it takes any strides and costs 1 us less than
-  // torch::stable::new_empty.
-  const auto dtype =
-      torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
-  int32_t device_type = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
-  AtenTensorHandle handle = nullptr;
-  if (aoti_torch_empty_strided(sizes.size, sizes.values, strides.data(), dtype,
-                               device_type, like.get_device_index(),
-                               &handle) != AOTI_TORCH_SUCCESS) {
-    throw std::bad_alloc(); // sizes and strides are valid: only memory can be
-                            // missing
-  }
-  return Tensor(handle);
+    // Through the C shim, since it takes any strides and costs 1 us less than torch::stable::new_empty.
+    const auto dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
+    int32_t device_type = 0;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+    AtenTensorHandle handle = nullptr;
+    if (aoti_torch_empty_strided(sizes.size, sizes.values, strides.data(), dtype, device_type, like.get_device_index(),
+                                 &handle) != AOTI_TORCH_SUCCESS) {
+        throw std::bad_alloc();  // sizes and strides are valid: only memory can be missing
+    }
+    return Tensor(handle);
 #endif
 }
 
 template <class Function>
-void parallel_for(int64_t end, int64_t grain_size, const Function &function) {
+void parallel_for(int64_t end, int64_t grain_size, const Function& function) {
 #if defined(TORCH_ONNXPOOL_ATEN)
-  at::parallel_for(0, end, grain_size, function);
+    at::parallel_for(0, end, grain_size, function);
 #else
-  if (end <= grain_size) { // not worth a call across the shim
-    if (end > 0)
-      function(0, end);
-    return;
-  }
-  torch::stable::parallel_for(0, end, grain_size, function);
+    if (end <= grain_size) {  // not worth a call across the shim
+        if (end > 0) function(0, end);
+        return;
+    }
+    torch::stable::parallel_for(0, end, grain_size, function);
 #endif
 }
 
-} // namespace onnxpool
+}  // namespace onnxpool

@@ -4,228 +4,186 @@
 
 // One window over `lanes` channels: accumulators[lane] takes in all its data.
 template <class R>
-inline void reduce_window(const R &reduction, const Call &call,
-                          const Range *taps, const typename R::Element *plane,
-                          int64_t lanes,
-                          typename R::Accumulator *accumulators) {
-  const int rank = call.geometry.rank;
-  const int64_t *strides = call.x.strides + 2;
-  const int64_t lane_stride = call.x.strides[1];
-  const Range &last = taps[rank - 1];
-  const int64_t step = last.step * strides[rank - 1];
-  for (int64_t lane = 0; lane < lanes; ++lane)
-    accumulators[lane] = reduction.identity();
-  if constexpr (R::kIndexed) {
-    const int64_t *index_strides = call.index_strides + 2;
-    const int64_t index_step = last.step * index_strides[rank - 1];
-    for_each_row<2>(taps, rank, {strides, index_strides},
-                    [&](const int64_t (&offsets)[2], const int64_t *) {
-                      for (int64_t i = 0; i < last.count; ++i) {
-                        const auto *x = plane + offsets[0] + i * step;
-                        const int64_t index = offsets[1] + i * index_step;
-                        for (int64_t lane = 0; lane < lanes; ++lane) {
-                          accumulators[lane] = reduction.combine(
-                              accumulators[lane],
-                              reduction.lift(x[lane * lane_stride], index));
-                        }
-                      }
-                    });
-  } else {
-    for_each_row<1>(
-        taps, rank, {strides},
-        [&](const int64_t (&offsets)[1], const int64_t *) {
-          const auto *row = plane + offsets[0];
-          if (lanes == 1) {
-            typename R::Accumulator accumulator = accumulators[0];
+inline void reduce_window(const R& reduction, const Call& call, const Range* taps, const typename R::Element* plane,
+                          int64_t lanes, typename R::Accumulator* accumulators) {
+    const int rank = call.geometry.rank;
+    const int64_t* strides = call.x.strides + 2;
+    const int64_t lane_stride = call.x.strides[1];
+    const Range& last = taps[rank - 1];
+    const int64_t step = last.step * strides[rank - 1];
+    for (int64_t lane = 0; lane < lanes; ++lane) accumulators[lane] = reduction.identity();
+    if constexpr (R::kIndexed) {
+        const int64_t* index_strides = call.index_strides + 2;
+        const int64_t index_step = last.step * index_strides[rank - 1];
+        for_each_row<2>(taps, rank, {strides, index_strides}, [&](const int64_t (&offsets)[2], const int64_t*) {
             for (int64_t i = 0; i < last.count; ++i) {
-              accumulator =
-                  reduction.combine(accumulator, reduction.lift(row[i * step]));
+                const auto* x = plane + offsets[0] + i * step;
+                const int64_t index = offsets[1] + i * index_step;
+                for (int64_t lane = 0; lane < lanes; ++lane) {
+                    accumulators[lane] =
+                        reduction.combine(accumulators[lane], reduction.lift(x[lane * lane_stride], index));
+                }
             }
-            accumulators[0] = accumulator;
-          } else {
-            for (int64_t i = 0; i < last.count; ++i) {
-              for (int64_t lane = 0; lane < lanes; ++lane) {
-                accumulators[lane] = reduction.combine(
-                    accumulators[lane], reduction.lift(row[i * step + lane]));
-              }
-            }
-          }
         });
-  }
+    } else {
+        for_each_row<1>(taps, rank, {strides}, [&](const int64_t (&offsets)[1], const int64_t*) {
+            const auto* row = plane + offsets[0];
+            if (lanes == 1) {
+                typename R::Accumulator accumulator = accumulators[0];
+                for (int64_t i = 0; i < last.count; ++i) {
+                    accumulator = reduction.combine(accumulator, reduction.lift(row[i * step]));
+                }
+                accumulators[0] = accumulator;
+            } else {
+                for (int64_t i = 0; i < last.count; ++i) {
+                    for (int64_t lane = 0; lane < lanes; ++lane) {
+                        accumulators[lane] =
+                            reduction.combine(accumulators[lane], reduction.lift(row[i * step + lane]));
+                    }
+                }
+            }
+        });
+    }
 }
 
 // The p-norm of a window whose powers overflow or vanish.
 template <class T>
-inline T rescaled_norm(const Call &call, const Range *taps, const T *plane) {
-  comparable_t<T> largest;
-  reduce_window(LargestMagnitude<T>(), call, taps, plane, 1, &largest);
-  if (!(largest > 0) || std::isinf(largest))
-    return static_cast<T>(largest); // 0, NaN or infinite
-  const ScaledLpNorm<T> reduction(call.parameters,
-                                  static_cast<double>(largest));
-  double sum;
-  reduce_window(reduction, call, taps, plane, 1, &sum);
-  return reduction.finish(sum);
+inline T rescaled_norm(const Call& call, const Range* taps, const T* plane) {
+    comparable_t<T> largest;
+    reduce_window(LargestMagnitude<T>(), call, taps, plane, 1, &largest);
+    if (!(largest > 0) || std::isinf(largest)) return static_cast<T>(largest);  // 0, NaN or infinite
+    const ScaledLpNorm<T> reduction(call.parameters, static_cast<double>(largest));
+    double sum;
+    reduce_window(reduction, call, taps, plane, 1, &sum);
+    return reduction.finish(sum);
 }
 
 // A window's result. `divisor` is the number of its taps that count.
 template <class R>
-inline typename R::Element
-finish_window(const R &reduction, const Call &call, const Range *taps,
-              const typename R::Element *plane,
-              const typename R::Accumulator &accumulator, double divisor) {
-  using T = typename R::Element;
-  if (divisor == 0)
-    return reduction.empty();
-  if constexpr (R::kDivides) {
-    return reduction.finish(accumulator /
-                            static_cast<typename R::Accumulator>(divisor));
-  }
-  if constexpr (is_norm<R>) {
-    if (reduction.out_of_range(accumulator))
-      return rescaled_norm<T>(call, taps, plane);
-  }
-  return reduction.finish(accumulator);
+inline typename R::Element finish_window(const R& reduction, const Call& call, const Range* taps,
+                                         const typename R::Element* plane, const typename R::Accumulator& accumulator,
+                                         double divisor) {
+    using T = typename R::Element;
+    if (divisor == 0) return reduction.empty();
+    if constexpr (R::kDivides) {
+        return reduction.finish(accumulator / static_cast<typename R::Accumulator>(divisor));
+    }
+    if constexpr (is_norm<R>) {
+        if (reduction.out_of_range(accumulator)) return rescaled_norm<T>(call, taps, plane);
+    }
+    return reduction.finish(accumulator);
 }
 
 template <class R>
-void forward_anywhere(const Call &call, int64_t begin, int64_t end) {
-  using T = typename R::Element;
-  const R reduction(call.parameters);
-  const Geometry &geometry = call.geometry;
-  const int last = geometry.rank - 1;
-  const Axis &last_axis = geometry.axes[last];
-  const int64_t y_step = call.y.strides[2 + last];
-  typename R::Accumulator accumulators[kChannelBlock];
-  Range taps[kMaxSpatialRank];
+void forward_anywhere(const Call& call, int64_t begin, int64_t end) {
+    using T = typename R::Element;
+    const R reduction(call.parameters);
+    const Geometry& geometry = call.geometry;
+    const int last = geometry.rank - 1;
+    const Axis& last_axis = geometry.axes[last];
+    const int64_t y_step = call.y.strides[2 + last];
+    typename R::Accumulator accumulators[kChannelBlock];
+    Range taps[kMaxSpatialRank];
 
-  RowPosition position(call, begin,
-                       [](const Axis &axis) { return axis.output; });
-  for (int64_t row = begin; row < end; ++row, position.advance()) {
-    const T *plane = plane_of<const T>(call.x, position);
-    T *y = row_of<T>(call.y, position, geometry.rank);
-    const TapCounts outer_counts = outer_taps(call, position.outer, taps);
-    for (int64_t output = 0; output < last_axis.output; ++output) {
-      taps[last] = data_taps(last_axis, output);
-      const double divisor = (outer_counts * TapCounts::of(last_axis, output))
-                                 .divisor(call.parameters);
-      reduce_window(reduction, call, taps, plane, position.lanes, accumulators);
-      for (int64_t lane = 0; lane < position.lanes; ++lane) {
-        y[output * y_step + lane * call.y.strides[1]] = finish_window(
-            reduction, call, taps, plane + lane * call.x.strides[1],
-            accumulators[lane], divisor);
-      }
-      if constexpr (R::kIndexed) {
-        int64_t *indices =
-            row_of<int64_t>(call.indices, position, geometry.rank);
-        const int64_t first = position.image * call.index_strides[0] +
-                              position.channel * call.index_strides[1];
-        for (int64_t lane = 0; lane < position.lanes; ++lane) {
-          const int64_t index = accumulators[lane].index;
-          indices[output * call.indices.strides[2 + last] +
-                  lane * call.indices.strides[1]] =
-              index < 0 ? -1 : first + lane * call.index_strides[1] + index;
-        }
-      }
-    }
-  }
-}
-
-// Gradients are gathered: every input element adds up what each window that
-// covers it sends back, in a fixed order.
-template <class R>
-void backward_anywhere(const Call &call, int64_t begin, int64_t end) {
-  using T = typename R::Element;
-  using Sum = accumulator_t<T>;
-  const R reduction(call.parameters);
-  const Geometry &geometry = call.geometry;
-  const int last = geometry.rank - 1;
-  const Axis &last_axis = geometry.axes[last];
-  // grad_y's neighbour (Y or Indices, whichever the reduction needs) is walked
-  // along with it.
-  const Operand &companion = R::kIndexed             ? call.indices
-                             : R::kGradientNeedsData ? call.y
-                                                     : call.grad_y;
-  using CompanionType = std::conditional_t<R::kIndexed, const int64_t, const T>;
-  Sum sums[kChannelBlock];
-  Range windows[kMaxSpatialRank];
-
-  RowPosition position(call, begin,
-                       [](const Axis &axis) { return axis.input; });
-  for (int64_t row = begin; row < end; ++row, position.advance()) {
-    const T *grad_y = plane_of<const T>(call.grad_y, position);
-    CompanionType *beside = plane_of<CompanionType>(companion, position);
-    T *grad_x = row_of<T>(call.grad_x, position, geometry.rank);
-    const T *x = R::kGradientNeedsData
-                     ? row_of<const T>(call.x, position, geometry.rank)
-                     : nullptr;
-    int64_t first_index = 0;
-    if constexpr (R::kIndexed) {
-      first_index = position.image * call.index_strides[0] +
-                    position.channel * call.index_strides[1];
-      for (int a = 0; a < last; ++a)
-        first_index += position.outer[a] * call.index_strides[2 + a];
-    }
-    for (int a = 0; a < last; ++a)
-      windows[a] = covering_windows(geometry.axes[a], position.outer[a]);
-
-    for (int64_t input = 0; input < last_axis.input; ++input) {
-      windows[last] = covering_windows(last_axis, input);
-      const Range &along = windows[last];
-      for (int64_t lane = 0; lane < position.lanes; ++lane)
-        sums[lane] = 0;
-      for_each_row<2>(
-          windows, geometry.rank,
-          {call.grad_y.strides + 2, companion.strides + 2},
-          [&](const int64_t (&offsets)[2], const int64_t *outer) {
-            TapCounts outer_counts;
-            if constexpr (R::kDivides) {
-              for (int a = 0; a < last; ++a) {
-                outer_counts =
-                    outer_counts * TapCounts::of(geometry.axes[a], outer[a]);
-              }
+    RowPosition position(call, begin, [](const Axis& axis) { return axis.output; });
+    for (int64_t row = begin; row < end; ++row, position.advance()) {
+        const T* plane = plane_of<const T>(call.x, position);
+        T* y = row_of<T>(call.y, position, geometry.rank);
+        const TapCounts outer_counts = outer_taps(call, position.outer, taps);
+        for (int64_t output = 0; output < last_axis.output; ++output) {
+            taps[last] = data_taps(last_axis, output);
+            const double divisor = (outer_counts * TapCounts::of(last_axis, output)).divisor(call.parameters);
+            reduce_window(reduction, call, taps, plane, position.lanes, accumulators);
+            for (int64_t lane = 0; lane < position.lanes; ++lane) {
+                y[output * y_step + lane * call.y.strides[1]] =
+                    finish_window(reduction, call, taps, plane + lane * call.x.strides[1], accumulators[lane], divisor);
             }
-            for (int64_t i = 0; i < along.count; ++i) {
-              [[maybe_unused]] Sum divisor = 1;
-              if constexpr (R::kDivides) {
-                const TapCounts counts =
-                    outer_counts *
-                    TapCounts::of(last_axis, along.begin + i * along.step);
-                divisor = static_cast<Sum>(counts.divisor(call.parameters));
-              }
-              const int64_t grad_offset =
-                  offsets[0] + i * along.step * call.grad_y.strides[2 + last];
-              const int64_t beside_offset =
-                  offsets[1] + i * along.step * companion.strides[2 + last];
-              for (int64_t lane = 0; lane < position.lanes; ++lane) {
-                Sum grad = static_cast<Sum>(
-                    grad_y[grad_offset + lane * call.grad_y.strides[1]]);
-                if constexpr (R::kDivides)
-                  grad /= divisor;
-                const auto other =
-                    beside[beside_offset + lane * companion.strides[1]];
-                if constexpr (R::kIndexed) {
-                  const int64_t index = first_index +
-                                        input * call.index_strides[2 + last] +
-                                        lane * call.index_strides[1];
-                  if (other == index)
-                    sums[lane] += grad;
-                } else {
-                  Sum data = 0;
-                  if constexpr (R::kGradientNeedsData) {
-                    data = static_cast<Sum>(x[input * call.x.strides[2 + last] +
-                                              lane * call.x.strides[1]]);
-                  }
-                  sums[lane] +=
-                      reduction.gradient(grad, data, static_cast<Sum>(other));
+            if constexpr (R::kIndexed) {
+                int64_t* indices = row_of<int64_t>(call.indices, position, geometry.rank);
+                const int64_t first = position.image * call.index_strides[0] + position.channel * call.index_strides[1];
+                for (int64_t lane = 0; lane < position.lanes; ++lane) {
+                    const int64_t index = accumulators[lane].index;
+                    indices[output * call.indices.strides[2 + last] + lane * call.indices.strides[1]] =
+                        index < 0 ? -1 : first + lane * call.index_strides[1] + index;
                 }
-              }
             }
-          });
-      for (int64_t lane = 0; lane < position.lanes; ++lane) {
-        grad_x[input * call.grad_x.strides[2 + last] +
-               lane * call.grad_x.strides[1]] = static_cast<T>(sums[lane]);
-      }
+        }
     }
-  }
+}
+
+// Gradients are gathered: every input element adds up what each window that covers it sends back, in a fixed order.
+template <class R>
+void backward_anywhere(const Call& call, int64_t begin, int64_t end) {
+    using T = typename R::Element;
+    using Sum = accumulator_t<T>;
+    const R reduction(call.parameters);
+    const Geometry& geometry = call.geometry;
+    const int last = geometry.rank - 1;
+    const Axis& last_axis = geometry.axes[last];
+    // grad_y's neighbour (Y or Indices, whichever the reduction needs) is walked along with it.
+    const Operand& companion = R::kIndexed ? call.indices : R::kGradientNeedsData ? call.y : call.grad_y;
+    using CompanionType = std::conditional_t<R::kIndexed, const int64_t, const T>;
+    Sum sums[kChannelBlock];
+    Range windows[kMaxSpatialRank];
+
+    RowPosition position(call, begin, [](const Axis& axis) { return axis.input; });
+    for (int64_t row = begin; row < end; ++row, position.advance()) {
+        const T* grad_y = plane_of<const T>(call.grad_y, position);
+        CompanionType* beside = plane_of<CompanionType>(companion, position);
+        T* grad_x = row_of<T>(call.grad_x, position, geometry.rank);
+        const T* x = R::kGradientNeedsData ? row_of<const T>(call.x, position, geometry.rank) : nullptr;
+        int64_t first_index = 0;
+        if constexpr (R::kIndexed) {
+            first_index = position.image * call.index_strides[0] + position.channel * call.index_strides[1];
+            for (int a = 0; a < last; ++a) first_index += position.outer[a] * call.index_strides[2 + a];
+        }
+        for (int a = 0; a < last; ++a) windows[a] = covering_windows(geometry.axes[a], position.outer[a]);
+
+        for (int64_t input = 0; input < last_axis.input; ++input) {
+            windows[last] = covering_windows(last_axis, input);
+            const Range& along = windows[last];
+            for (int64_t lane = 0; lane < position.lanes; ++lane) sums[lane] = 0;
+            for_each_row<2>(
+                windows, geometry.rank, {call.grad_y.strides + 2, companion.strides + 2},
+                [&](const int64_t (&offsets)[2], const int64_t* outer) {
+                    TapCounts outer_counts;
+                    if constexpr (R::kDivides) {
+                        for (int a = 0; a < last; ++a) {
+                            outer_counts = outer_counts * TapCounts::of(geometry.axes[a], outer[a]);
+                        }
+                    }
+                    for (int64_t i = 0; i < along.count; ++i) {
+                        [[maybe_unused]] Sum divisor = 1;
+                        if constexpr (R::kDivides) {
+                            const TapCounts counts =
+                                outer_counts * TapCounts::of(last_axis, along.begin + i * along.step);
+                            divisor = static_cast<Sum>(counts.divisor(call.parameters));
+                        }
+                        const int64_t grad_offset = offsets[0] + i * along.step * call.grad_y.strides[2 + last];
+                        const int64_t beside_offset = offsets[1] + i * along.step * companion.strides[2 + last];
+                        for (int64_t lane = 0; lane < position.lanes; ++lane) {
+                            Sum grad = static_cast<Sum>(grad_y[grad_offset + lane * call.grad_y.strides[1]]);
+                            if constexpr (R::kDivides) grad /= divisor;
+                            const auto other = beside[beside_offset + lane * companion.strides[1]];
+                            if constexpr (R::kIndexed) {
+                                const int64_t index =
+                                    first_index + input * call.index_strides[2 + last] + lane * call.index_strides[1];
+                                if (other == index) sums[lane] += grad;
+                            } else {
+                                Sum data = 0;
+                                if constexpr (R::kGradientNeedsData) {
+                                    data = static_cast<Sum>(
+                                        x[input * call.x.strides[2 + last] + lane * call.x.strides[1]]);
+                                }
+                                sums[lane] += reduction.gradient(grad, data, static_cast<Sum>(other));
+                            }
+                        }
+                    }
+                });
+            for (int64_t lane = 0; lane < position.lanes; ++lane) {
+                grad_x[input * call.grad_x.strides[2 + last] + lane * call.grad_x.strides[1]] =
+                    static_cast<T>(sums[lane]);
+            }
+        }
+    }
 }

@@ -1,6 +1,5 @@
-// The kernels, compiled once for each instruction set: kernels.cpp includes
-// this file with ONNXPOOL_ISA naming the namespace and the compiler's target
-// set. No system header is included from here.
+// The kernels, compiled once for each instruction set: kernels.cpp includes this file with ONNXPOOL_ISA naming the
+// namespace and the compiler's target set. No system header is included from here.
 
 namespace onnxpool::cpu::ONNXPOOL_ISA {
 
@@ -15,140 +14,139 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 
 // ---- Which kernel does a call ----
 
-inline bool is_whole_plane(const Call &call) {
-  int64_t stride = 1;
-  for (int a = call.geometry.rank - 1; a >= 0; --a) {
-    const Axis &axis = call.geometry.axes[a];
-    if (axis.kernel != axis.input || axis.output != 1 || axis.dilation != 1 ||
-        axis.pad_begin != 0)
-      return false;
-    if (axis.input > 1 && call.x.strides[2 + a] != stride)
-      return false;
-    stride *= axis.input;
-  }
-  return true;
+inline bool is_whole_plane(const Call& call) {
+    int64_t stride = 1;
+    for (int a = call.geometry.rank - 1; a >= 0; --a) {
+        const Axis& axis = call.geometry.axes[a];
+        if (axis.kernel != axis.input || axis.output != 1 || axis.dilation != 1 || axis.pad_begin != 0) return false;
+        if (axis.input > 1 && call.x.strides[2 + a] != stride) return false;
+        stride *= axis.input;
+    }
+    return true;
 }
 
-// Rows are worth a buffer if there are several windows in them that look at
-// data for the most part.
-inline bool has_contiguous_rows(const Call &call) {
-  const int last = call.geometry.rank - 1;
-  const Axis &axis = call.geometry.axes[last];
-  return call.x.strides[2 + last] == 1 && call.y.strides[2 + last] == 1 &&
-         axis.output > 1 &&
-         row_reach(axis) <= 2 * (axis.input + axis.output) + 64;
+// Rows are worth a buffer if there are several windows in them that look at data for the most part.
+inline bool has_contiguous_rows(const Call& call) {
+    const int last = call.geometry.rank - 1;
+    const Axis& axis = call.geometry.axes[last];
+    return call.x.strides[2 + last] == 1 && call.y.strides[2 + last] == 1 && axis.output > 1 &&
+           row_reach(axis) <= 2 * (axis.input + axis.output) + 64;
 }
 
-inline double elements_per_row(const Call &call, int64_t row_length) {
-  double elements = static_cast<double>(lanes_per_row(call)) *
-                    static_cast<double>(row_length);
-  for (int a = 0; a < call.geometry.rank; ++a) {
-    elements *= static_cast<double>(
-        std::min(call.geometry.axes[a].kernel, call.geometry.axes[a].input));
-  }
-  return elements;
+inline double elements_per_row(const Call& call, int64_t row_length) {
+    double elements = static_cast<double>(lanes_per_row(call)) * static_cast<double>(row_length);
+    for (int a = 0; a < call.geometry.rank; ++a) {
+        elements *= static_cast<double>(std::min(call.geometry.axes[a].kernel, call.geometry.axes[a].input));
+    }
+    return elements;
 }
 
 // Where speed is no aim, one kernel serves all exponents.
-template <class R> struct AnyExponent {
-  using type = R;
+template <class R>
+struct AnyExponent {
+    using type = R;
 };
-template <class T, int kExponent> struct AnyExponent<LpNorm<T, kExponent>> {
-  using type = LpNorm<T>;
+template <class T, int kExponent>
+struct AnyExponent<LpNorm<T, kExponent>> {
+    using type = LpNorm<T>;
 };
 
-template <class R> Task plan_forward_of(const Call &call) {
-  const Geometry &geometry = call.geometry;
-  Task task{forward_anywhere<typename AnyExponent<R>::type>,
-            count_rows(call, [](const Axis &axis) { return axis.output; }),
-            elements_per_row(call, geometry.axes[geometry.rank - 1].output)};
-  if constexpr (!R::kIndexed) {
-    if (is_whole_plane(call))
-      return {forward_planes<R>, geometry.batch * geometry.channels,
-              task.elements_per_unit};
-    if (call.channels_innermost && call.y.strides[1] == 1) {
-      task.run = forward_channels_contiguous<R>;
-    } else if (!call.channels_innermost && has_contiguous_rows(call)) {
-      task.run = forward_rows_contiguous<R>;
+template <class R>
+Task plan_forward_of(const Call& call) {
+    const Geometry& geometry = call.geometry;
+    Task task{forward_anywhere<typename AnyExponent<R>::type>,
+              count_rows(call, [](const Axis& axis) { return axis.output; }),
+              elements_per_row(call, geometry.axes[geometry.rank - 1].output)};
+    if constexpr (!R::kIndexed) {
+        if (is_whole_plane(call))
+            return {forward_planes<R>, geometry.batch * geometry.channels, task.elements_per_unit};
+        if (call.channels_innermost && call.y.strides[1] == 1) {
+            task.run = forward_channels_contiguous<R>;
+        } else if (!call.channels_innermost && has_contiguous_rows(call)) {
+            task.run = forward_rows_contiguous<R>;
+        }
     }
-  }
-  return task;
+    return task;
 }
 
-template <class R> Task plan_backward_of(const Call &call) {
-  if constexpr (R::kDifferentiable) {
-    const Geometry &geometry = call.geometry;
-    return {backward_anywhere<typename AnyExponent<R>::type>,
-            count_rows(call, [](const Axis &axis) { return axis.input; }),
-            elements_per_row(call, geometry.axes[geometry.rank - 1].input)};
-  }
-  return {};
+template <class R>
+Task plan_backward_of(const Call& call) {
+    if constexpr (R::kDifferentiable) {
+        const Geometry& geometry = call.geometry;
+        return {backward_anywhere<typename AnyExponent<R>::type>,
+                count_rows(call, [](const Axis& axis) { return axis.input; }),
+                elements_per_row(call, geometry.axes[geometry.rank - 1].input)};
+    }
+    return {};
 }
 
 // ---- From run-time to compile-time types ----
 
-template <class R> constexpr Plans plans_of() {
-  return {plan_forward_of<R>, plan_backward_of<R>};
+template <class R>
+constexpr Plans plans_of() {
+    return {plan_forward_of<R>, plan_backward_of<R>};
 }
 
-template <template <class> class R> Plans for_floating_point(ElementType type) {
-  switch (type) {
-  case ElementType::kFloat16:
-    return plans_of<R<Half>>();
-  case ElementType::kBFloat16:
-    return plans_of<R<BFloat16>>();
-  case ElementType::kFloat32:
-    return plans_of<R<float>>();
-  case ElementType::kFloat64:
-    return plans_of<R<double>>();
-  default:
-    return {};
-  }
+template <template <class> class R>
+Plans for_floating_point(ElementType type) {
+    switch (type) {
+        case ElementType::kFloat16:
+            return plans_of<R<Half>>();
+        case ElementType::kBFloat16:
+            return plans_of<R<BFloat16>>();
+        case ElementType::kFloat32:
+            return plans_of<R<float>>();
+        case ElementType::kFloat64:
+            return plans_of<R<double>>();
+        default:
+            return {};
+    }
 }
 
-template <template <class> class R> Plans for_bytes(ElementType type) {
-  switch (type) {
-  case ElementType::kInt8:
-    return plans_of<R<int8_t>>();
-  case ElementType::kUInt8:
-    return plans_of<R<uint8_t>>();
-  default:
-    return {};
-  }
+template <template <class> class R>
+Plans for_bytes(ElementType type) {
+    switch (type) {
+        case ElementType::kInt8:
+            return plans_of<R<int8_t>>();
+        case ElementType::kUInt8:
+            return plans_of<R<uint8_t>>();
+        default:
+            return {};
+    }
 }
 
-template <class T> using L1Norm = LpNorm<T, 1>;
-template <class T> using L2Norm = LpNorm<T, 2>;
-template <class T> using L3Norm = LpNorm<T, 3>;
-template <class T> using AnyNorm = LpNorm<T>;
+template <class T>
+using L1Norm = LpNorm<T, 1>;
+template <class T>
+using L2Norm = LpNorm<T, 2>;
+template <class T>
+using L3Norm = LpNorm<T, 3>;
+template <class T>
+using AnyNorm = LpNorm<T>;
 
 Plans for_norm(ElementType type, double p) {
-  if (p == 1)
-    return for_floating_point<L1Norm>(type);
-  if (p == 2)
-    return for_floating_point<L2Norm>(type);
-  if (p == 3)
-    return for_floating_point<L3Norm>(type);
-  return for_floating_point<AnyNorm>(type);
+    if (p == 1) return for_floating_point<L1Norm>(type);
+    if (p == 2) return for_floating_point<L2Norm>(type);
+    if (p == 3) return for_floating_point<L3Norm>(type);
+    return for_floating_point<AnyNorm>(type);
 }
 
-Plans find_plans(Reduction reduction, ElementType type, const Call &call) {
-  switch (reduction) {
-  case Reduction::kAverage:
-    return for_floating_point<Average>(type);
-  case Reduction::kLpNorm:
-    return for_norm(type, call.parameters.p);
-  case Reduction::kMax:
-    return is_byte(type) ? for_bytes<Max>(type) : for_floating_point<Max>(type);
-  case Reduction::kMaxWithIndex:
-    return is_byte(type) ? for_bytes<MaxWithIndex>(type)
-                         : for_floating_point<MaxWithIndex>(type);
-  case Reduction::kQuantizedAverage:
-    return for_bytes<QuantizedAverage>(type);
-  case Reduction::kQuantizedGlobalAverage:
-    return for_bytes<QuantizedGlobalAverage>(type);
-  }
-  return {};
+Plans find_plans(Reduction reduction, ElementType type, const Call& call) {
+    switch (reduction) {
+        case Reduction::kAverage:
+            return for_floating_point<Average>(type);
+        case Reduction::kLpNorm:
+            return for_norm(type, call.parameters.p);
+        case Reduction::kMax:
+            return is_byte(type) ? for_bytes<Max>(type) : for_floating_point<Max>(type);
+        case Reduction::kMaxWithIndex:
+            return is_byte(type) ? for_bytes<MaxWithIndex>(type) : for_floating_point<MaxWithIndex>(type);
+        case Reduction::kQuantizedAverage:
+            return for_bytes<QuantizedAverage>(type);
+        case Reduction::kQuantizedGlobalAverage:
+            return for_bytes<QuantizedGlobalAverage>(type);
+    }
+    return {};
 }
 
-} // namespace onnxpool::cpu::ONNXPOOL_ISA
+}  // namespace onnxpool::cpu::ONNXPOOL_ISA

@@ -1,190 +1,164 @@
 // Part of kernels.inl: see there.
 
-// Visits a box given as one range for each axis, in row-major order, a row
-// along the last axis at a time. `row(offsets, outer)` gets the offset of the
-// row's first element in each of the layouts and the outer coordinates.
+// Visits a box given as one range for each axis, in row-major order, a row along the last axis at a time.
+// `row(offsets, outer)` gets the offset of the row's first element in each of the layouts and the outer coordinates.
 template <int kLayouts, class Row>
-inline void for_each_row(const Range *ranges, int rank,
-                         const int64_t *const (&strides)[kLayouts], Row row) {
-  int64_t offsets[kLayouts] = {};
-  int64_t outer[kMaxSpatialRank];
-  for (int a = 0; a < rank; ++a) {
-    if (ranges[a].count == 0)
-      return;
-    outer[a] = ranges[a].begin;
-    for (int l = 0; l < kLayouts; ++l)
-      offsets[l] += ranges[a].begin * strides[l][a];
-  }
-  for (;;) {
-    row(offsets, outer);
-    int a = rank - 2;
-    for (; a >= 0; --a) {
-      const Range &range = ranges[a];
-      const bool more = outer[a] < range.begin + (range.count - 1) * range.step;
-      const int64_t move = more ? range.step : range.begin - outer[a];
-      outer[a] += move;
-      for (int l = 0; l < kLayouts; ++l)
-        offsets[l] += move * strides[l][a];
-      if (more)
-        break;
+inline void for_each_row(const Range* ranges, int rank, const int64_t* const (&strides)[kLayouts], Row row) {
+    int64_t offsets[kLayouts] = {};
+    int64_t outer[kMaxSpatialRank];
+    for (int a = 0; a < rank; ++a) {
+        if (ranges[a].count == 0) return;
+        outer[a] = ranges[a].begin;
+        for (int l = 0; l < kLayouts; ++l) offsets[l] += ranges[a].begin * strides[l][a];
     }
-    if (a < 0)
-      return;
-  }
+    for (;;) {
+        row(offsets, outer);
+        int a = rank - 2;
+        for (; a >= 0; --a) {
+            const Range& range = ranges[a];
+            const bool more = outer[a] < range.begin + (range.count - 1) * range.step;
+            const int64_t move = more ? range.step : range.begin - outer[a];
+            outer[a] += move;
+            for (int l = 0; l < kLayouts; ++l) offsets[l] += move * strides[l][a];
+            if (more) break;
+        }
+        if (a < 0) return;
+    }
 }
 
-// Work comes in rows: all positions along the last spatial axis of the written
-// tensor, for one channel or, with channels innermost, for a block of channels.
+// Work comes in rows: all positions along the last spatial axis of the written tensor, for one channel or, with
+// channels innermost, for a block of channels.
 constexpr int64_t kChannelBlock = 64;
 
-inline int64_t lanes_per_row(const Call &call) {
-  return call.channels_innermost
-             ? std::min(kChannelBlock, call.geometry.channels)
-             : 1;
+inline int64_t lanes_per_row(const Call& call) {
+    return call.channels_innermost ? std::min(kChannelBlock, call.geometry.channels) : 1;
 }
 
-// How many rows there are in the tensor with these sizes along its spatial
-// axes.
-template <class Size> int64_t count_rows(const Call &call, Size size_of_axis) {
-  const Geometry &geometry = call.geometry;
-  int64_t rows =
-      geometry.batch * ceil_div(geometry.channels, lanes_per_row(call));
-  for (int a = 0; a + 1 < geometry.rank; ++a)
-    rows *= size_of_axis(geometry.axes[a]);
-  return rows;
+// How many rows there are in the tensor with these sizes along its spatial axes.
+template <class Size>
+int64_t count_rows(const Call& call, Size size_of_axis) {
+    const Geometry& geometry = call.geometry;
+    int64_t rows = geometry.batch * ceil_div(geometry.channels, lanes_per_row(call));
+    for (int a = 0; a + 1 < geometry.rank; ++a) rows *= size_of_axis(geometry.axes[a]);
+    return rows;
 }
 
-// Where a row lies: its image, its first channel and its coordinates along all
-// spatial axes but the last. Rows are numbered in the order of memory: [N, C,
-// D1, ..., Dr-1], or [N, D1, ..., Dr-1, C] with channels innermost.
+// Where a row lies: its image, its first channel and its coordinates along all spatial axes but the last. Rows are
+// numbered in the order of memory: [N, C, D1, ..., Dr-1], or [N, D1, ..., Dr-1, C] with channels innermost.
 class RowPosition {
 public:
-  int64_t image = 0;
-  int64_t channel = 0;
-  int64_t lanes = 1; // channels in this row
-  int64_t outer[kMaxSpatialRank];
+    int64_t image = 0;
+    int64_t channel = 0;
+    int64_t lanes = 1;  // channels in this row
+    int64_t outer[kMaxSpatialRank];
 
-  template <class Size>
-  RowPosition(const Call &call, int64_t row, Size size_of_axis)
-      : channels_(call.geometry.channels), block_(lanes_per_row(call)),
-        outer_rank_(call.geometry.rank - 1),
-        channels_innermost_(call.channels_innermost) {
-    const int64_t blocks = ceil_div(channels_, block_);
-    if (channels_innermost_)
-      channel = take(row, blocks) * block_;
-    for (int a = outer_rank_ - 1; a >= 0; --a) {
-      sizes_[a] = size_of_axis(call.geometry.axes[a]);
-      outer[a] = take(row, sizes_[a]);
+    template <class Size>
+    RowPosition(const Call& call, int64_t row, Size size_of_axis)
+        : channels_(call.geometry.channels),
+          block_(lanes_per_row(call)),
+          outer_rank_(call.geometry.rank - 1),
+          channels_innermost_(call.channels_innermost) {
+        const int64_t blocks = ceil_div(channels_, block_);
+        if (channels_innermost_) channel = take(row, blocks) * block_;
+        for (int a = outer_rank_ - 1; a >= 0; --a) {
+            sizes_[a] = size_of_axis(call.geometry.axes[a]);
+            outer[a] = take(row, sizes_[a]);
+        }
+        if (!channels_innermost_) channel = take(row, blocks) * block_;
+        image = row;
+        lanes = std::min(block_, channels_ - channel);
     }
-    if (!channels_innermost_)
-      channel = take(row, blocks) * block_;
-    image = row;
-    lanes = std::min(block_, channels_ - channel);
-  }
 
-  void advance() {
-    if (channels_innermost_ && next_channel())
-      return;
-    for (int a = outer_rank_ - 1; a >= 0; --a) {
-      if (++outer[a] < sizes_[a])
-        return;
-      outer[a] = 0;
+    void advance() {
+        if (channels_innermost_ && next_channel()) return;
+        for (int a = outer_rank_ - 1; a >= 0; --a) {
+            if (++outer[a] < sizes_[a]) return;
+            outer[a] = 0;
+        }
+        if (!channels_innermost_ && next_channel()) return;
+        ++image;
     }
-    if (!channels_innermost_ && next_channel())
-      return;
-    ++image;
-  }
 
 private:
-  // The last digit of a number in a mixed-radix system, which it loses.
-  static int64_t take(int64_t &number, int64_t radix) {
-    const int64_t digit = number % radix;
-    number /= radix;
-    return digit;
-  }
+    // The last digit of a number in a mixed-radix system, which it loses.
+    static int64_t take(int64_t& number, int64_t radix) {
+        const int64_t digit = number % radix;
+        number /= radix;
+        return digit;
+    }
 
-  bool next_channel() {
-    channel += block_;
-    const bool more = channel < channels_;
-    if (!more)
-      channel = 0;
-    lanes = std::min(block_, channels_ - channel);
-    return more;
-  }
+    bool next_channel() {
+        channel += block_;
+        const bool more = channel < channels_;
+        if (!more) channel = 0;
+        lanes = std::min(block_, channels_ - channel);
+        return more;
+    }
 
-  int64_t channels_;
-  int64_t block_;
-  int outer_rank_;
-  bool channels_innermost_;
-  int64_t sizes_[kMaxSpatialRank];
+    int64_t channels_;
+    int64_t block_;
+    int outer_rank_;
+    bool channels_innermost_;
+    int64_t sizes_[kMaxSpatialRank];
 };
 
-// The part of an operand's address that a row fixes: image and channel, or all
-// but the last spatial axis.
+// The part of an operand's address that a row fixes: image and channel, or all but the last spatial axis.
 template <class T>
-inline T *plane_of(const Operand &operand, const RowPosition &position) {
-  return static_cast<T *>(operand.data) + position.image * operand.strides[0] +
-         position.channel * operand.strides[1];
+inline T* plane_of(const Operand& operand, const RowPosition& position) {
+    return static_cast<T*>(operand.data) + position.image * operand.strides[0] + position.channel * operand.strides[1];
 }
 
 template <class T>
-inline T *row_of(const Operand &operand, const RowPosition &position,
-                 int rank) {
-  T *row = plane_of<T>(operand, position);
-  for (int a = 0; a + 1 < rank; ++a)
-    row += position.outer[a] * operand.strides[2 + a];
-  return row;
+inline T* row_of(const Operand& operand, const RowPosition& position, int rank) {
+    T* row = plane_of<T>(operand, position);
+    for (int a = 0; a + 1 < rank; ++a) row += position.outer[a] * operand.strides[2 + a];
+    return row;
 }
 
-// Elements from the first tap of the first window to the last tap of the last
-// one.
-inline int64_t row_reach(const Axis &axis) {
-  return (axis.output - 1) * axis.stride + (axis.kernel - 1) * axis.dilation +
-         1;
+// Elements from the first tap of the first window to the last tap of the last one.
+inline int64_t row_reach(const Axis& axis) {
+    return (axis.output - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1;
 }
 
-// How many taps of a window are data, how many are data or declared padding,
-// and how many there are. In float64, since three axes of huge windows have
-// more of them than int64 can count.
+// How many taps of a window are data, how many are data or declared padding, and how many there are. In float64, since
+// three axes of huge windows have more of them than int64 can count.
 struct TapCounts {
-  double data = 1;
-  double declared = 1;
-  double all = 1;
+    double data = 1;
+    double declared = 1;
+    double all = 1;
 
-  static TapCounts of(const Axis &axis, int64_t output) {
-    return {static_cast<double>(data_taps(axis, output).count),
-            static_cast<double>(declared_count(axis, output)),
-            static_cast<double>(axis.kernel)};
-  }
-  TapCounts operator*(const TapCounts &other) const {
-    return {data * other.data, declared * other.declared, all * other.all};
-  }
-  // The number of taps that an average divides by; 0 for a window without data.
-  double divisor(const Parameters &parameters) const {
-    if (data == 0)
-      return 0;
-    switch (parameters.divisor) {
-    case Divisor::kData:
-      return data;
-    case Divisor::kDeclared:
-      return declared;
-    default:
-      return all;
+    static TapCounts of(const Axis& axis, int64_t output) {
+        return {static_cast<double>(data_taps(axis, output).count), static_cast<double>(declared_count(axis, output)),
+                static_cast<double>(axis.kernel)};
     }
-  }
+    TapCounts operator*(const TapCounts& other) const {
+        return {data * other.data, declared * other.declared, all * other.all};
+    }
+    // The number of taps that an average divides by; 0 for a window without data.
+    double divisor(const Parameters& parameters) const {
+        if (data == 0) return 0;
+        switch (parameters.divisor) {
+            case Divisor::kData:
+                return data;
+            case Divisor::kDeclared:
+                return declared;
+            default:
+                return all;
+        }
+    }
 };
 
 // The data taps along all spatial axes but the last, and their counts.
-inline TapCounts outer_taps(const Call &call, const int64_t *outer,
-                            Range *taps) {
-  TapCounts counts;
-  for (int a = 0; a + 1 < call.geometry.rank; ++a) {
-    taps[a] = data_taps(call.geometry.axes[a], outer[a]);
-    counts = counts * TapCounts::of(call.geometry.axes[a], outer[a]);
-  }
-  return counts;
+inline TapCounts outer_taps(const Call& call, const int64_t* outer, Range* taps) {
+    TapCounts counts;
+    for (int a = 0; a + 1 < call.geometry.rank; ++a) {
+        taps[a] = data_taps(call.geometry.axes[a], outer[a]);
+        counts = counts * TapCounts::of(call.geometry.axes[a], outer[a]);
+    }
+    return counts;
 }
 
-template <class R> constexpr bool is_norm = false;
+template <class R>
+constexpr bool is_norm = false;
 template <class T, int kExponent>
 constexpr bool is_norm<LpNorm<T, kExponent>> = true;
