@@ -29,6 +29,7 @@ WARNINGS = (
     ".*is deprecated",
     "The feature will be removed",
     "It is recommended that constant folding",
+    r".*\(ledger: [a-z0-9-]+\)",  # test_portable.py is about these
 )
 
 # What is not written on a node. Typed here once more, so that the schemas are not tested against themselves.

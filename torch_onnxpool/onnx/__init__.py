@@ -8,8 +8,29 @@ from __future__ import annotations
 
 import importlib
 
-_HOME = {"layer_from_node": "importer", "translation_table": "translation"}
-_MODULES = ("importer", "ledger", "nodes", "operators", "schemas", "symbolic", "translation")
+_HOME = {
+    "OpsetError": "conversion",
+    "PortabilityWarning": "portability",
+    "export": "exporter",
+    "layer_from_node": "importer",
+    "portable": "portability",
+    "translation_table": "translation",
+}
+_MODULES = (
+    "backend",
+    "conversion",
+    "emission",
+    "exporter",
+    "folding",
+    "importer",
+    "ledger",
+    "nodes",
+    "operators",
+    "portability",
+    "schemas",
+    "symbolic",
+    "translation",
+)
 
 __all__ = [*_HOME, "ledger", "schemas"]
 

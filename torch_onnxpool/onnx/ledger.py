@@ -26,6 +26,9 @@ SHAPE_INFERENCE = "onnx.shape_inference"
 NODE_TEST = "official node test"
 TORCH = "torch"
 
+# The release of onnxruntime that the rows were last measured on: what it does is what an export warns about.
+MEASURED_ONNXRUNTIME = "1.31.1"
+
 _FLOAT32_INTEGERS = 2**24  # the integers that float32 can tell apart
 _ONNXRUNTIME_TYPES = {"tensor(float)", "tensor(float16)"}
 _ONNXRUNTIME_MAXPOOL_TYPES = {*_ONNXRUNTIME_TYPES, "tensor(double)", "tensor(int8)", "tensor(uint8)"}
@@ -130,6 +133,11 @@ class Row:
     ours: str
     differs: tuple[Difference, ...]
     applies: Callable[[Subject], bool]
+    portable: str | None = None  # what `torch_onnxpool.onnx.portable()` writes instead
+    remedy: str | None = None  # what helps where it cannot
+
+    def difference(self, engine: str) -> Difference:
+        return next(difference for difference in self.differs if difference.engine == engine)
 
 
 def rows_for(
@@ -229,6 +237,7 @@ ROWS = (
             Difference(REFERENCE, "wrong", when=lambda s: s.is_a("AveragePool", "LpPool")),
         ),
         lambda s: s.is_same and any(min(axis.dilation, axis.kernel) > 1 for axis in s.axes),
+        portable="explicit pads",
     ),
     Row(
         "same-negative",
@@ -239,6 +248,7 @@ ROWS = (
             Difference(REFERENCE, "raises, or crops the input"),
         ),
         lambda s: s.is_same and s.any_axis(_crops, lambda axis: axis.stride > axis.effective_kernel),
+        portable="explicit pads",
     ),
     Row(
         "large-pads",
@@ -249,6 +259,7 @@ ROWS = (
             Difference(TORCH, "refuses pads above half of the kernel"),
         ),
         lambda s: any(max(axis.pad_begin, axis.pad_end) >= axis.kernel for axis in s.axes),
+        portable="a Pad node, or for MaxPool a Gather of the data of each window",
     ),
     Row(
         "ceil-clip-inference",
@@ -256,6 +267,7 @@ ROWS = (
         "the window is dropped",
         (Difference(SHAPE_INFERENCE, "keeps it"),),
         lambda s: s.rounds_up and s.node.version < 22 and s.any_axis(_drops_last_window),
+        portable="explicit end pads with ceil_mode=0",
     ),
     Row(
         "ceil-float32",
@@ -263,6 +275,7 @@ ROWS = (
         "sizes are exact integers",
         (Difference(ONNXRUNTIME, "off by one"),),
         lambda s: s.rounds_up and s.any_axis(lambda a: a.padded > _FLOAT32_INTEGERS, lambda a: False),
+        portable="explicit end pads with ceil_mode=0",
     ),
     Row(
         "valid-ceil",
@@ -270,6 +283,7 @@ ROWS = (
         "ceil_mode is honoured, as in onnxruntime; the text's formula ignores it",
         (Difference(REFERENCE, "follows the text (MaxPool), or refuses"),),
         lambda s: s.has(auto_pad="VALID", ceil_mode=1) and s.any_axis(_overhangs),
+        portable="explicit end pads with ceil_mode=0",
     ),
     Row(
         "cip-overhang",
@@ -277,6 +291,7 @@ ROWS = (
         "what hangs over is not counted",
         (Difference(ONNXRUNTIME, "counts it", versions=("1.20", "1.28")),),
         lambda s: s.has(count_include_pad=1) and s.rounds_up and s.node.version < 19 and s.any_axis(_overhangs),
+        portable="a Pad node for what counts, and end pads for what does not",
     ),
     Row(
         "cip-asymmetric",
@@ -288,6 +303,7 @@ ROWS = (
             and s.node.version >= 19
             and (s.is_same or any(axis.pad_begin != axis.pad_end for axis in s.axes))
         ),
+        portable="a Pad node for what counts",
     ),
     Row(
         "lp-abs",
@@ -305,6 +321,7 @@ ROWS = (
             Difference(REFERENCE, "scales it up to a whole window"),
         ),
         lambda s: s.is_a("LpPool") and s.rounds_up and s.any_axis(_overhangs),
+        portable="explicit end pads with ceil_mode=0",
     ),
     Row(
         "lp-range",
@@ -350,6 +367,7 @@ ROWS = (
             Difference(TORCH, "-inf", when=lambda s: s.is_a("MaxPool")),
         ),
         lambda s: s.any_axis(_has_empty_window, lambda a: max(a.pad_begin, a.pad_end) >= a.effective_kernel),
+        portable="a Gather of the data of each window (MaxPool)",
     ),
     Row(
         "rank",
@@ -357,6 +375,7 @@ ROWS = (
         "any number",
         (Difference(ONNXRUNTIME, "the CPU provider has at most 3"),),
         lambda s: s.is_a(*_POOLS) and (s.spatial_rank or 0) > 3,
+        portable="one pool for every three axes, or a Reduce operator",
     ),
     Row(
         "dtypes",
@@ -368,6 +387,8 @@ ROWS = (
             and s.element_type is not None
             and s.element_type not in (_ONNXRUNTIME_MAXPOOL_TYPES if s.is_a("MaxPool") else _ONNXRUNTIME_TYPES)
         ),
+        portable="bfloat16 as float32 between two Casts, global operators on float64 as Reduce operators",
+        remedy="cast the input to float32",
     ),
     Row(
         "global-lp-22",
@@ -375,6 +396,7 @@ ROWS = (
         "valid",
         (Difference(ONNXRUNTIME, "has no kernel"),),
         lambda s: s.is_a("GlobalLpPool") and s.node.version >= 22,
+        portable="ReduceL1, ReduceL2, or LpPool over the whole plane",
     ),
     Row(
         "v1-kernels",
@@ -382,6 +404,8 @@ ROWS = (
         "valid",
         (Difference(ONNXRUNTIME, "has no kernel"),),
         lambda s: s.is_a("AveragePool", "LpPool", "GlobalLpPool") and s.node.version == 1,
+        portable="GlobalLpPool as ReduceL1 or ReduceL2",
+        remedy="export at opset 7 or above",
     ),
     Row(
         "unpool-shape",

@@ -6,18 +6,20 @@ This module is loaded together with torch.onnx and, like it, does not load onnx;
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
-from .operators import OPERATORS
+from .operators import ONNX, OPERATORS
 
 # The exporter takes the newest registration not above the requested opset from 9 on, and the one for opset 9 below.
 _REGISTERED_AT = (1, 9)
 
 # How torch.onnx calls the types of an operator's arguments and those of a node's attributes.
 _DESCRIPTORS = {"Tensor": "v", "int": "i", "float": "f", "str": "s", "List[int]": "is", "Optional[List[int]]": "is"}
-_SUFFIXES = {int: "i", float: "f", str: "s", list: "i"}
+_SUFFIXES = {int: "i", float: "f", str: "s"}
 
 
 def register() -> None:
@@ -32,23 +34,18 @@ def _symbolic(operator: str) -> Callable:
     parameters = getattr(torch.ops.torch_onnxpool, operator).default._schema.arguments
 
     def symbolic(graph, *values):
-        from . import nodes, schemas
+        from . import emission, schemas
 
         # Keyword-only arguments arrive by position, in the order of the operator's schema.
         arguments = {parameter.name: value for parameter, value in zip(parameters, values, strict=True)}
         originals = list(graph.original_node.outputs())
         # Below opset 8 MaxPool has no Indices; that only matters if something reads them.
-        composed = "max_pool" if graph.opset < 8 and len(originals) == 2 and not originals[1].uses() else operator
+        written = "max_pool" if graph.opset < 8 and len(originals) == 2 and not originals[1].uses() else operator
         x_type = arguments["X"].type()
         element_type = x_type.dtype() and schemas.type_name(x_type.dtype())
-        node = nodes.compose(composed, arguments, graph.opset, element_type)
-        name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        inputs = [arguments[name] for name in node.inputs]
-        attributes = {f"{name}_{_SUFFIXES[type(value)]}": value for name, value in node.attributes.items()}
-        results = graph.op(name, *inputs, outputs=len(node.outputs), **attributes)
-        results = list(results) if len(node.outputs) > 1 else [results]
-        if not node.schema.has_type_and_shape_inference_function:
-            for result, original in zip(results, originals):
+        results = list(emission.write(_Traced(graph), written, arguments, x_type.varyingSizes(), element_type))
+        for result, original in zip(results, originals):
+            if result.type().dtype() is None:  # an operator without shape inference
                 result.setType(_inferred_type(original.type(), x_type))
         results += [None] * (len(originals) - len(results))
         return tuple(results) if len(results) > 1 else results[0]
@@ -58,6 +55,30 @@ def _symbolic(operator: str) -> Callable:
     names = ["graph", *(parameter.name for parameter in parameters)]
     symbolic.__signature__ = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in names])
     return torch.onnx.symbolic_helper.parse_args(*(_DESCRIPTORS[str(p.type)] for p in parameters))(symbolic)
+
+
+class _Traced:
+    """The graph of the exporter (see `emission.Graph`)."""
+
+    def __init__(self, graph) -> None:
+        self.opset = graph.opset
+        self._graph = graph
+
+    def node(
+        self, op_type: str, inputs: Sequence, attributes: Mapping[str, Any], domain: str = ONNX, outputs: int = 1
+    ) -> Sequence:
+        name = f"{domain}::{op_type}" if domain else op_type
+        suffixed = {f"{name}_{_suffix(value)}": value for name, value in attributes.items()}
+        results = self._graph.op(name, *inputs, outputs=outputs, **suffixed)
+        return list(results) if outputs > 1 else [results]
+
+    def constant(self, array: np.ndarray) -> torch._C.Value:
+        return self._graph.op("Constant", value_t=torch.from_numpy(array))
+
+
+def _suffix(value: object) -> str:
+    """How torch.onnx calls the type of an attribute."""
+    return _SUFFIXES[type(value[0] if isinstance(value, list) else value)]
 
 
 def _inferred_type(traced: torch._C.TensorType, x: torch._C.TensorType) -> torch._C.TensorType:

@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
+import numpy as np
+import onnx
 import torch
+from onnx import helper
 from onnxscript import evaluator, ir
 
-from . import nodes, schemas
-from .operators import OPERATORS
+from . import emission, folding, nodes, schemas
+from .operators import ONNX, OPERATORS
+
+# The opsets that the exporter's own converter writes. Others are left to that of onnx, which works on the whole file.
+NATIVE_OPSETS = range(18, 26)
+
+
+@dataclass
+class Hiding:
+    """Lets translations write nodes as they shall be in the end, in a domain that nothing else touches."""
+
+    opset: int | None  # of ai.onnx in the end; None until a translation knows the exporter's default
+
+    DOMAIN = "torch_onnxpool.hidden"
+
+
+_hiding: ContextVar[Hiding | None] = ContextVar("torch_onnxpool_hiding", default=None)
 
 
 def translation_table() -> dict[torch._ops.OpOverload, Callable]:
@@ -18,6 +41,7 @@ def translation_table() -> dict[torch._ops.OpOverload, Callable]:
 
     Only needed where the automatic registration at `import torch_onnxpool` has failed, which says so in a warning.
     """
+    folding.install()
     overloads = {operator: getattr(torch.ops.torch_onnxpool, operator).default for operator in OPERATORS}
     return {overload: _translation(operator, overload) for operator, overload in overloads.items()}
 
@@ -30,12 +54,46 @@ def register() -> None:
         onnx_impl(overload, no_compile=True)(translation)
 
 
+@contextmanager
+def hidden_nodes(opset: int | None) -> Iterator[Hiding]:
+    """Within, translations write for this opset, into the hidden domain."""
+    hiding = Hiding(opset)
+    token = _hiding.set(hiding)
+    try:
+        yield hiding
+    finally:
+        _hiding.reset(token)
+
+
 def _requested_opset(written: int) -> int:
     """The opset that torch.onnx.export was asked for. Translations are not told; the call that they run in knows."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_name != "export_compat":
         frame = frame.f_back
     return written if frame is None else frame.f_locals.get("opset_version", written)
+
+
+class _Recorded:
+    """The graph of the exporter's recorder (see `emission.Graph`)."""
+
+    def __init__(self, opset: int, domain: str = ONNX) -> None:
+        self.opset = opset
+        self._domain = domain  # in place of ai.onnx
+
+    def node(
+        self, op_type: str, inputs: Sequence, attributes: Mapping[str, Any], domain: str = ONNX, outputs: int = 1
+    ) -> Sequence[ir.Value]:
+        # Without a version the node goes through the exporter's opset conversion as it is.
+        version = schemas.at(op_type, domain, self.opset).since_version if domain else None
+        node = ir.node(
+            op_type, inputs, dict(attributes), domain=domain or self._domain, num_outputs=outputs, version=version
+        )
+        # Not evaluator.default().eval(): that drops attributes unknown to the exporter's own opset.
+        evaluator.default().nodes.append(node)
+        return node.outputs
+
+    def constant(self, array: np.ndarray) -> ir.Value:
+        return self.node("Constant", [], {"value": ir.tensor(array)})[0]
 
 
 def _translation(operator: str, overload: torch._ops.OpOverload) -> Callable:
@@ -46,24 +104,50 @@ def _translation(operator: str, overload: torch._ops.OpOverload) -> Callable:
     def translation(*args, **kwargs):
         given = {parameter.name: value for parameter, value in zip(parameters, args)}
         arguments = {**defaults, **given, **kwargs}
-        recorder = evaluator.default()
-        dtype = arguments["X"].dtype
-        element_type = None if dtype is None else schemas.type_name(dtype)
-        # Below 18 the exporter writes opset 18 and converts the file afterwards: both must be able to say it.
-        for opset in (_requested_opset(recorder.opset.version), recorder.opset.version):
-            composed = nodes.compose(operator, arguments, opset, element_type)
-        node = ir.node(
-            composed.op_type,
-            [arguments[name] for name in composed.inputs],
-            dict(composed.attributes),
-            domain=composed.domain,
-            num_outputs=len(composed.outputs),
-            # Without a version the node goes through the exporter's opset conversion as it is.
-            version=composed.version if composed.domain else None,
-        )
-        # Not recorder.eval(): that drops attributes unknown to the exporter's own opset.
-        recorder.nodes.append(node)
-        return node.outputs[0] if len(node.outputs) == 1 else node.outputs
+        x, written = arguments["X"], evaluator.default().opset.version
+        element_type = None if x.dtype is None else schemas.type_name(x.dtype)
+        shape = None if x.shape is None else [size if isinstance(size, int) else None for size in x.shape]
+        hiding = _hiding.get()
+        if hiding is None:
+            # Below 18 the exporter writes opset 18 and converts the file afterwards: both must be able to say it.
+            requested = _requested_opset(written)
+            nodes.compose(operator, arguments, requested, element_type)
+            if requested not in NATIVE_OPSETS:
+                _warn_if_conversion_fails(nodes.compose(operator, arguments, written, element_type), requested)
+            graph = _Recorded(written)
+        else:
+            if hiding.opset is None:
+                hiding.opset = _requested_opset(written)
+            graph = _Recorded(hiding.opset, Hiding.DOMAIN)
+        outputs = emission.write(graph, operator, arguments, shape, element_type)
+        return outputs[0] if len(outputs) == 1 else outputs
 
     translation.__name__ = operator
     return translation
+
+
+def _warn_if_conversion_fails(node: nodes.PoolNode, requested: int) -> None:
+    """The exporter only logs that onnx's converter has failed, and leaves the file in the opset it was in."""
+    if node.domain != ONNX:
+        return
+    element = onnx.TensorProto.FLOAT
+    rank = 2 + (node.spatial_rank or 1)
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node(node.op_type, node.inputs, node.outputs, **node.attributes)],
+            "one_node",
+            [helper.make_tensor_value_info(name, element, [None] * rank) for name in node.inputs],
+            [helper.make_tensor_value_info(name, element, None) for name in node.outputs],
+        ),
+        opset_imports=[helper.make_opsetid(ONNX, node.opset)],
+    )
+    try:
+        onnx.version_converter.convert_version(model, requested)
+    except Exception as error:
+        warnings.warn(
+            f"{node.op_type}: torch.onnx.export is about to leave the file at opset {node.opset} without a word, as "
+            f"onnx cannot convert this node to the requested opset {requested} ({error}). torch_onnxpool.onnx.export "
+            "can.",
+            UserWarning,
+            stacklevel=2,
+        )

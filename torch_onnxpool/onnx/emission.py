@@ -1,0 +1,80 @@
+"""What both exporters write for a call of one of our operators, and the warnings that go with it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from . import ledger, nodes, portability
+from .operators import ONNX
+
+_PORTABLE_TO = (ledger.ONNXRUNTIME, ledger.REFERENCE, ledger.SHAPE_INFERENCE)
+
+
+class Graph(Protocol):
+    """A graph that an exporter is writing. Its values are the exporter's own; nothing here looks into them."""
+
+    opset: int  # of ai.onnx
+
+    def node(
+        self, op_type: str, inputs: Sequence, attributes: Mapping[str, Any], domain: str = ONNX, outputs: int = 1
+    ) -> Sequence:
+        """Write a node; its outputs."""
+
+    def constant(self, array: np.ndarray) -> Any:
+        """Write a constant; its value."""
+
+
+def write(
+    graph: Graph,
+    operator: str,
+    arguments: Mapping[str, Any],
+    shape: Sequence[int | None] | None,
+    element_type: str | None,
+) -> Sequence:
+    """Write the node for a call of `torch.ops.torch_onnxpool.<operator>`, or its portable form; the outputs.
+
+    Args:
+        arguments: all arguments of the operator by their names, tensors as values of the graph.
+        shape, element_type: of X, as far as they are known.
+
+    Raises:
+        ValueError: for what the graph's opset cannot say.
+
+    Warns:
+        PortabilityWarning: where onnxruntime will compute something else, or nothing.
+    """
+    node = nodes.compose(operator, arguments, graph.opset, element_type)
+    known = {"input_shape": shape, "element_type": element_type}
+    reason = None
+    if portability.is_wanted() and _rows_with_portable_form(node, known):
+        try:
+            return portability.write(graph, operator, arguments, shape, element_type)
+        except portability.Unportable as unportable:
+            reason = str(unportable)
+    for row in ledger.rows_for(node, **known, engine=ledger.ONNXRUNTIME, engine_version=ledger.MEASURED_ONNXRUNTIME):
+        warnings.warn(_warning(node.op_type, row, reason), portability.PortabilityWarning, stacklevel=2)
+    inputs = [arguments[name] for name in node.inputs]
+    # Among our arguments, a list of sizes can be what is an input in ONNX.
+    inputs = [graph.constant(np.array(value, np.int64)) if isinstance(value, list) else value for value in inputs]
+    return graph.node(node.op_type, inputs, node.attributes, node.domain, len(node.outputs))
+
+
+def _rows_with_portable_form(node: nodes.PoolNode, known: dict[str, Any]) -> bool:
+    return any(row.portable for engine in _PORTABLE_TO for row in ledger.rows_for(node, **known, engine=engine))
+
+
+def _warning(op_type: str, row: ledger.Row, reason: str | None) -> str:
+    """`reason` is why the portable form that was asked for cannot be written."""
+    if reason is not None:
+        remedy = f"It has no portable form here: {reason}"
+    elif row.portable is not None:
+        remedy = f"Remedy: torch_onnxpool.onnx.portable() writes {row.portable}"
+        remedy += f"; or {row.remedy}" if row.remedy else ""
+    else:
+        remedy = f"Remedy: {row.remedy}"
+    how = row.difference(ledger.ONNXRUNTIME).how
+    return f"{op_type}: {row.case}: onnxruntime {how} (ledger: {row.id}). {remedy}."
