@@ -180,6 +180,18 @@ class _Pool:
             return self.one("Pad", x, pads=pads, value=float(value))
         return self.one("Pad", x, self.ints(*pads), self.number(value))
 
+    def add_zeros(self, x: Any, axes: Sequence[_Axis]) -> Any:
+        """X with its padding as data. One more row is padded and cut off again: onnxruntime would otherwise take a Pad
+        before AveragePool for that pool's own padding, and find it too large."""
+        begins, ends = [axis.begin for axis in axes], [axis.end + axis.overhang for axis in axes]
+        if self.operator != "average_pool" or not any([*begins, *ends]):
+            return self.pad(x, begins, ends)
+        ends[0] += 1
+        x = self.pad(x, begins, ends)
+        if self.graph.opset < 10:
+            return self.one("Slice", x, starts=[0], ends=[-1], axes=[2])
+        return self.one("Slice", x, self.ints(0), self.ints(-1), self.ints(2))
+
     # --- what is known ---
 
     @staticmethod
@@ -255,7 +267,7 @@ class _Pool:
             axis.begin != axis.end or axis.overhang or axis.pads_exceed_kernel for axis in axes
         ):
             # What counts becomes data; what hangs over becomes padding that does not count.
-            x = self.pad(x, [axis.begin for axis in axes], [axis.end for axis in axes])
+            x = self.add_zeros(x, [replace(axis, overhang=0) for axis in axes])
             return replace(self, attributes=self.attributes | {"count_include_pad": 0}).window(
                 x, [axis.padded() for axis in axes]
             )
@@ -283,7 +295,7 @@ class _Pool:
         """Averages of data and norms, with padding as zeros in the input."""
         if self.operator == "average_pool":
             self.require_sizes(axes)
-        x = self.pad(x, [axis.begin for axis in axes], [axis.end + axis.overhang for axis in axes])
+        x = self.add_zeros(x, axes)
         rounded = self.operator == "average_pool" and self.element_type == _FLOAT16
         if rounded:
             x = self.cast(x, _FLOAT)
