@@ -1,69 +1,8 @@
-// Compiles kernels.inl for every instruction set and picks one at run time.
-// Everything that kernels.inl uses is included here, before any target is set: its inline functions then belong to the
-// baseline and may be inlined into any of the three.
-#include "kernels.h"
-
-#include <algorithm>
-#include <cmath>
+// Picks the kernels of one instruction set at run time.
 #include <cstdlib>
 #include <string_view>
-#include <type_traits>
-#include <vector>
 
-#include "../window.h"
-
-namespace onnxpool::cpu {
-
-// What a set of kernels makes of a call; null where it cannot be done.
-using Plan = Task (*)(const Call& call);
-
-struct Plans {
-    Plan forward = nullptr;
-    Plan backward = nullptr;
-};
-
-}  // namespace onnxpool::cpu
-
-#define ONNXPOOL_ISA baseline
-#include "kernels.inl"
-#undef ONNXPOOL_ISA
-
-#if defined(__x86_64__) && defined(__GNUC__)
-#define ONNXPOOL_X86 1
-
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,bmi2"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c,bmi2")
-#endif
-#define ONNXPOOL_FUSED_MULTIPLY_ADD
-#define ONNXPOOL_ISA avx2
-#include "kernels.inl"
-#undef ONNXPOOL_ISA
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2"))), \
-                             apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2,prefer-vector-width=512")
-#endif
-#define ONNXPOOL_ISA avx512
-#include "kernels.inl"
-#undef ONNXPOOL_ISA
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-
-#endif  // x86
+#include "instruction_sets.h"
 
 namespace onnxpool::cpu {
 

@@ -1,4 +1,4 @@
-// The kernels, compiled once for each instruction set: kernels.cpp includes this file with ONNXPOOL_ISA naming the
+// The kernels, compiled once for each instruction set: kernels_*.cpp include this file with ONNXPOOL_ISA naming the
 // namespace and the compiler's target set. No system header is included from here.
 
 namespace onnxpool::cpu::ONNXPOOL_ISA {

@@ -1,0 +1,38 @@
+// What the kernels of every instruction set offer, and all that they include: a file that compiles kernels.inl sets its
+// target after including this one, so that the inline functions from here belong to the baseline and may be inlined
+// anywhere.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+#include <vector>
+
+#include "../window.h"
+#include "kernels.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define ONNXPOOL_X86 1
+#endif
+
+namespace onnxpool::cpu {
+
+// What a set of kernels makes of a call; null where it cannot be done.
+using Plan = Task (*)(const Call& call);
+
+struct Plans {
+    Plan forward = nullptr;
+    Plan backward = nullptr;
+};
+
+namespace baseline {
+Plans find_plans(Reduction reduction, ElementType type, const Call& call);
+}
+namespace avx2 {
+Plans find_plans(Reduction reduction, ElementType type, const Call& call);
+}
+namespace avx512 {
+Plans find_plans(Reduction reduction, ElementType type, const Call& call);
+}
+
+}  // namespace onnxpool::cpu
