@@ -354,21 +354,22 @@ def _register_batching(operator: Operator, op: torch._ops.OpOverload, tensor_cou
         return _batched(operator, call, tensors, in_dims[:tensor_count], info.batch_size, attributes)
 
 
-def _register_quantized_batching(operator: Operator) -> None:
+def _register_quantized_batching(operator: Operator, op: torch._ops.OpOverload) -> None:
     @torch.library.register_vmap(_qualified(operator.name))
     def batched(info, in_dims, X, *arguments, **attributes):
         if any(dim is not None for dim in in_dims[1:5]):
             raise ValueError(
                 f"{operator.onnx_name}: under vmap only X may be batched, got batched scales or zero points"
             )
-        Y = operator.op(_fold(X, in_dims[0], info.batch_size), *arguments, **attributes)
+        Y = op(_fold(X, in_dims[0], info.batch_size), *arguments, **attributes)
         return Y.unflatten(0, (info.batch_size, -1)), 0
 
 
+# Every overload is looked up here once: dynamo cannot trace a property that is cached on its first use.
 for _operator in OPERATORS.values():
     if not _operator.differentiable:
         _register_fake_quantized(_operator)
-        _register_quantized_batching(_operator)
+        _register_quantized_batching(_operator, _operator.op)
         continue
     if _operator.inputs == 1:
         _register_fake_forward(_operator)
