@@ -52,7 +52,7 @@ def _convert(model: ir.Model, written: int, opset: int) -> None:
                 f"has changed between opsets {written} and {opset}, and stands in a branch, where onnx converts nothing"
             )
             raise OpsetError(_refusal(opset, node.name, node.op_type, why))
-    types = {value.name: value.dtype for node in model.graph for value in (*node.inputs, *node.outputs) if value}
+    values = {value.name: value for node in model.graph for value in (*node.inputs, *node.outputs) if value}
     inputs = len(model.graph.inputs)
     initializers = list(model.graph.initializers.values())
     large = [value for value in initializers if value.const_value.size > _LARGE]
@@ -62,7 +62,7 @@ def _convert(model: ir.Model, written: int, opset: int) -> None:
             converted = onnx.version_converter.convert_version(proto, opset)
             break
         except Exception as error:
-            _hide_unchanged(proto, str(error), types, written, opset)
+            _hide_unchanged(proto, str(error), values, written, opset)
     onnx.checker.check_model(converted)
     graph = ir.from_proto(converted).graph
     by_name = {value.name: value for value in graph.inputs}
@@ -90,7 +90,7 @@ def _proto(model: ir.Model, initializers: list[ir.Value], large: list[ir.Value])
             graph.register_initializer(value)
 
 
-def _hide_unchanged(proto: onnx.ModelProto, error: str, types: dict, written: int, opset: int) -> None:
+def _hide_unchanged(proto: onnx.ModelProto, error: str, values: dict, written: int, opset: int) -> None:
     """After an error of onnx's converter: hide the nodes of the operator it is about, if they may stay as they are.
 
     Otherwise raise, naming the first that may not.
@@ -100,8 +100,12 @@ def _hide_unchanged(proto: onnx.ModelProto, error: str, types: dict, written: in
     if not refused:
         raise OpsetError(f"cannot write opset {opset}: onnx's converter fails: {error}")
     for node in refused:
-        if not _may_stay(node, types, written, opset):
+        dropped = _may_stay(node, values, written, opset)
+        if dropped is None:
             raise OpsetError(_refusal(opset, node.name, node.op_type, f"cannot be converted: {error}"))
+        kept = [attribute for attribute in node.attribute if attribute.name not in dropped]
+        del node.attribute[:]
+        node.attribute.extend(kept)
         node.domain = Hiding.DOMAIN
 
 
@@ -117,27 +121,45 @@ def _version(op_type: str, opset: int) -> int:
     return defs.get_schema(op_type, opset, ONNX).since_version
 
 
-def _may_stay(node: NodeProto, types: dict[str, ir.DataType], written: int, opset: int) -> bool:
-    """Whether two versions of an operator differ in nothing but element types, and the node's are in both."""
+def _may_stay(node: NodeProto, values: dict[str, ir.Value], written: int, opset: int) -> set[str] | None:
+    """The attributes that a node loses, and nothing else, by going into another opset; None if more must change.
+
+    That is so if two versions of its operator differ in element types only, and the node's are in both, or in
+    attributes that say nothing on this node.
+    """
     try:
         now, then = defs.get_schema(node.op_type, written, ONNX), defs.get_schema(node.op_type, opset, ONNX)
     except defs.SchemaError:
-        return False
-    attributes = [
+        return None
+    attributes, older = (
         {name: (a.type, a.required, a.default_value.SerializeToString()) for name, a in schema.attributes.items()}
         for schema in (now, then)
-    ]
+    )
     parameters = [[(p.name, p.option) for p in (*schema.inputs, *schema.outputs)] for schema in (now, then)]
-    if attributes[0] != attributes[1] or parameters[0] != parameters[1]:
-        return False
+    if parameters[0] != parameters[1] or any(attributes.get(name) != attribute for name, attribute in older.items()):
+        return None
+    dropped = {attribute.name for attribute in node.attribute} - older.keys()
+    if not all(
+        _says_nothing(node, attribute, now, values) for attribute in node.attribute if attribute.name in dropped
+    ):
+        return None
     if opset < _NEGATIVE_AXES_SINCE and any(_is_negative_axis(attribute) for attribute in node.attribute):
-        return False
-    return _accepts(then.inputs, node.input, types) and _accepts(then.outputs, node.output, types)
+        return None
+    fits = _accepts(then.inputs, node.input, values) and _accepts(then.outputs, node.output, values)
+    return dropped if fits else None
 
 
-def _accepts(parameters, names, types: dict[str, ir.DataType | None]) -> bool:
+def _says_nothing(node: NodeProto, attribute: onnx.AttributeProto, schema: defs.OpSchema, values: dict) -> bool:
+    if attribute.name == "allowzero":  # torch always sets it
+        shape = values[node.input[1]].const_value
+        return shape is not None and bool(shape.numpy().all())
+    default = schema.attributes[attribute.name].default_value
+    return helper.get_attribute_value(attribute) == (helper.get_attribute_value(default) if default.name else None)
+
+
+def _accepts(parameters, names, values: dict[str, ir.Value]) -> bool:
     """Whether the inputs (outputs) of a schema take the types of these values, as far as they are known."""
-    given = [types.get(name) for name in names]
+    given = [values[name].dtype if name in values else None for name in names]
     parameters = [*parameters, *parameters[-1:] * len(given)]  # the last one may be repeated
     return all(type_ is None or f"tensor({type_.name.lower()})" in p.types for p, type_ in zip(parameters, given))
 
