@@ -20,7 +20,7 @@ BYTES = ("uint8", "int8")
 
 WINDOWED = ("AveragePool", "LpPool", "MaxPool")
 GLOBAL = ("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool")
-QUANTISED = ("QLinearGlobalAveragePool",)
+QUANTISED = ("QLinearAveragePool", "QLinearGlobalAveragePool")
 
 FUNCTIONS = {
     "AveragePool": "average_pool",
@@ -29,6 +29,8 @@ FUNCTIONS = {
     "GlobalAveragePool": "global_average_pool",
     "GlobalLpPool": "global_lp_pool",
     "GlobalMaxPool": "global_max_pool",
+    "MaxUnpool": "max_unpool",
+    "QLinearAveragePool": "qlinear_average_pool",
     "QLinearGlobalAveragePool": "qlinear_global_average_pool",
 }
 
@@ -40,7 +42,7 @@ def numpy_type(name: str) -> np.dtype:
 @dataclass(frozen=True, eq=False)
 class Case:
     """``data`` names the kind of values (see ``fill``); ``scalars`` are a quantised operator's scales and zero points:
-    x_scale, x_zero_point, y_scale, y_zero_point."""
+    x_scale, x_zero_point, y_scale, y_zero_point. MaxUnpool's output_shape, in ONNX an input, is an attribute here."""
 
     operator: str
     shape: tuple[int, ...]
@@ -72,10 +74,22 @@ class Case:
         """The operator's inputs in ONNX's order; the same on every call."""
         rng = np.random.default_rng(zlib.crc32(str(self).encode()))
         x = fill(self.data, self.shape, dtype, rng)
+        if self.operator == "MaxUnpool":
+            return [x, rng.permutation(math.prod(unpooled_shape(self)))[: x.size].reshape(x.shape)]
         if self.operator not in QUANTISED:
             return [x]
         types = (np.float32, x.dtype, np.float32, x.dtype)
         return [x, *(np.asarray(s, getattr(s, "dtype", t)) for s, t in zip(self.scalars, types, strict=True))]
+
+
+def unpooled_shape(case: Case) -> tuple[int, ...]:
+    """The shape of MaxUnpool's result."""
+    (batch, channels, *spatial), attributes = case.shape, case.attributes
+    rank = len(spatial)
+    strides, pads = attributes.get("strides", [1] * rank), attributes.get("pads", [0] * 2 * rank)
+    axes = zip(spatial, attributes["kernel_shape"], strides, pads[:rank], pads[rank:], strict=True)
+    inferred = (batch, channels, *((n - 1) * stride + kernel - begin - end for n, kernel, stride, begin, end in axes))
+    return tuple(attributes.get("output_shape", inferred))
 
 
 def fill(kind: str, shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> np.ndarray:
@@ -198,6 +212,9 @@ GLOBAL_SHAPES = [
 
 by_note = {note: (shape, attributes) for note, shape, attributes in WINDOWS}
 
+QUANTISATION = (0.25, 3, 0.125, 7)
+QUANTISED_WINDOWS = [window for window in WINDOWS if "dilations" not in window[2]]
+
 CASES = [
     *(Case(operator, shape, attributes, note) for operator in WINDOWED for note, shape, attributes in WINDOWS),
     *(
@@ -228,12 +245,30 @@ CASES = [
     Case("GlobalLpPool", (2, 3, 4, 5), {}, "zeros", "zeros"),
     Case("GlobalMaxPool", (2, 3, 4, 5), {}, "ties", "ties"),
     *(
-        Case("QLinearGlobalAveragePool", shape, {}, note, scalars=(0.25, 3, 0.125, 7))
+        Case("QLinearAveragePool", shape, attributes, note, scalars=QUANTISATION)
+        for note, shape, attributes in QUANTISED_WINDOWS
+    ),
+    *(
+        Case("QLinearAveragePool", (n, *spatial, c), attributes | {"channels_last": 1}, f"{note} channels last",
+             scalars=QUANTISATION)
+        for note, (n, c, *spatial), attributes in QUANTISED_WINDOWS
+    ),
+    *(
+        Case("QLinearAveragePool", by_note[note][0], by_note[note][1] | {"count_include_pad": 1}, f"{note} counted",
+             scalars=QUANTISATION)
+        for note in COUNT_INCLUDE_PAD if "dilations" not in by_note[note][1]
+    ),
+    Case("QLinearAveragePool", (1, 2, 3, 4), {"kernel_shape": [2, 2]}, "saturates", scalars=(200.0, 1, 0.5, 100)),
+    Case("QLinearAveragePool", (2, 2, 4, 4), {"kernel_shape": [2, 2]}, "ties", "ties", scalars=(1.0, 0, 0.5, 1)),
+    Case("QLinearAveragePool", (1, 2, 5), {"kernel_shape": [3]}, "scalars of shape [1]",
+         scalars=(np.float32([0.5]), [1], np.float32([0.25]), [2])),
+    *(
+        Case("QLinearGlobalAveragePool", shape, {}, note, scalars=QUANTISATION)
         for note, shape in GLOBAL_SHAPES
     ),
     *(
         Case("QLinearGlobalAveragePool", (n, *spatial, c), {"channels_last": 1}, f"{note} channels last",
-             scalars=(0.25, 3, 0.125, 7))
+             scalars=QUANTISATION)
         for note, (n, c, *spatial) in GLOBAL_SHAPES
     ),
     Case("QLinearGlobalAveragePool", (1, 2, 2, 2), {}, "saturates", scalars=(200.0, 1, 0.5, 100)),
@@ -242,7 +277,30 @@ CASES = [
          scalars=(np.float32([0.5]), [1], np.float32([0.25]), [2])),
 ]  # fmt: skip
 
-assert len({str(case) for case in CASES}) == len(CASES), "two cases have the same name"
+# MaxUnpool has a second input, and is tested by itself.
+UNPOOL_CASES = [
+    Case("MaxUnpool", (2, 3, 5), {"kernel_shape": [2], "strides": [2]}, "1d"),
+    Case("MaxUnpool", (2, 3, 3, 4), {"kernel_shape": [2, 3], "strides": [2, 3]}, "2d"),
+    Case("MaxUnpool", (1, 2, 2, 3, 2), {"kernel_shape": [2, 2, 3], "strides": [1, 2, 3]}, "3d"),
+    Case("MaxUnpool", (1, 2, 2, 1, 2, 2), {"kernel_shape": [2, 1, 2, 1], "strides": [2, 1, 1, 2]}, "4d"),
+    Case("MaxUnpool", (1, 2, 4, 4), {"kernel_shape": [2, 3]}, "no strides"),
+    Case("MaxUnpool", (1, 2, 4, 4), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}, "pads"),
+    Case("MaxUnpool", (1, 2, 4, 5), {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [0, 1, 2, 0]},
+         "asymmetric pads"),
+    Case("MaxUnpool", (1, 2, 5), {"kernel_shape": [2], "strides": [3], "pads": [3, 2]}, "pads above kernel"),
+    Case("MaxUnpool", (2, 70, 3, 3), {"kernel_shape": [2, 2], "strides": [2, 2]}, "many channels"),
+    Case("MaxUnpool", (1, 1, 1, 1), {"kernel_shape": [1, 1]}, "size one"),
+    Case("MaxUnpool", (0, 2, 3, 3), {"kernel_shape": [2, 2], "strides": [2, 2]}, "batch 0"),
+    Case("MaxUnpool", (1, 2, 3, 3), {"kernel_shape": [2, 2], "strides": [2, 2], "output_shape": [1, 2, 7, 8]},
+         "larger"),
+    Case("MaxUnpool", (1, 2, 3), {"kernel_shape": [4], "strides": [4], "output_shape": [1, 2, 9]}, "smaller"),
+    Case("MaxUnpool", (1, 2, 2, 2), {"kernel_shape": [1, 1], "pads": [2, 0, 0, 2], "output_shape": [1, 2, 2, 3]},
+         "output_shape overrides pads"),
+]  # fmt: skip
+
+assert len({str(case) for case in [*CASES, *UNPOOL_CASES]}) == len([*CASES, *UNPOOL_CASES]), (
+    "two cases have the same name"
+)
 
 
 def cases(*operators: str, differentiable: bool = False) -> list[Case]:
@@ -271,7 +329,7 @@ class RandomCase:
 
 def random_case(rng: np.random.Generator) -> RandomCase:
     """Any operator, element type, rank and layout; about one in five configurations is not allowed."""
-    operator = str(rng.choice(WINDOWED + WINDOWED + GLOBAL + QUANTISED))
+    operator = str(rng.choice(WINDOWED + WINDOWED + GLOBAL + QUANTISED[1:]))
     rank = int(rng.integers(1, 5))
     spatial = tuple(int(n) for n in rng.integers(1, LARGEST_EXTENT[rank] + 1, rank))
     if rank <= 2 and rng.random() < 0.1:  # rows longer than a vector register
@@ -285,7 +343,11 @@ def random_case(rng: np.random.Generator) -> RandomCase:
     elif operator == "GlobalLpPool":
         attributes = {"p": random_p(rng)} if rng.random() < 0.8 else {}
     elif operator in QUANTISED:
-        attributes = {"channels_last": int(rng.integers(0, 2))} if rng.random() < 0.8 else {}
+        attributes = random_attributes(operator, spatial, rng) if operator == "QLinearAveragePool" else {}
+        if rng.random() < 0.8:
+            attributes["channels_last"] = int(rng.integers(0, 2))
+        if attributes.get("channels_last"):
+            shape = (shape[0], *spatial, shape[1])
         scalars = random_scalars(rng)
     else:
         attributes = {}
@@ -301,7 +363,7 @@ def random_attributes(operator: str, spatial: tuple[int, ...], rng: np.random.Ge
     attributes: dict[str, Any] = {"kernel_shape": [int(rng.integers(1, min(n, 16) + 2)) for n in spatial]}
     if rng.random() < 0.6:
         attributes["strides"] = rng.integers(1, 5, rank).tolist()
-    if rng.random() < 0.4:
+    if operator in WINDOWED and rng.random() < 0.4:
         attributes["dilations"] = rng.integers(1, 4, rank).tolist()
     if rng.random() < 0.4:
         attributes["auto_pad"] = str(rng.choice(["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]))
@@ -309,7 +371,7 @@ def random_attributes(operator: str, spatial: tuple[int, ...], rng: np.random.Ge
         attributes["pads"] = rng.integers(0, LARGEST_PAD[rank] + 1, 2 * rank).tolist()
     if rng.random() < 0.5:
         attributes["ceil_mode"] = int(rng.integers(0, 2))
-    if operator == "AveragePool" and rng.random() < 0.5:
+    if "Average" in operator and rng.random() < 0.5:
         attributes["count_include_pad"] = int(rng.integers(0, 2))
     if operator == "MaxPool" and rng.random() < 0.5:
         attributes["storage_order"] = int(rng.integers(0, 2))
@@ -333,8 +395,10 @@ def spoil(case: Case, dtype: str, rng: np.random.Generator) -> tuple[Case, str]:
     shape, attributes, scalars = case.shape, dict(case.attributes), list(case.scalars)
     rank = len(shape) - 2
     rules = ["rank", "channels", "spatial", "dtype"]
+    if "kernel_shape" in attributes:
+        rules += ["kernel", "stride", "pad", "length", "contradiction", "auto_pad", "flag"]
     if case.operator in WINDOWED:
-        rules += ["kernel", "stride", "dilation", "pad", "length", "contradiction", "auto_pad", "flag"]
+        rules += ["dilation"]
     if case.operator in QUANTISED:
         rules += ["scale", "zero_point_shape", "zero_point_type", "channels_last"]
     if case.operator in ("LpPool", "GlobalLpPool"):
@@ -360,7 +424,7 @@ def spoil(case: Case, dtype: str, rng: np.random.Generator) -> tuple[Case, str]:
         values[axis] = -1
         attributes |= {"auto_pad": "NOTSET", "pads": values}
     elif rule == "length":
-        name = str(rng.choice(["kernel_shape", "strides", "dilations"]))
+        name = str(rng.choice(["kernel_shape", "strides"]))
         attributes[name] = [1] * (rank + 1)
     elif rule == "contradiction":
         attributes |= {"auto_pad": "SAME_UPPER", "pads": [0] * (2 * rank)}

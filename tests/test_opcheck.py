@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cases import CASES, GLOBAL, LAYOUTS, WINDOWED, Case, cases
+from cases import CASES, GLOBAL, LAYOUTS, UNPOOL_CASES, WINDOWED, Case, cases
 from tensors import arrange, call, to_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim
@@ -55,8 +55,9 @@ def test_opcheck_backward(case, device):
 
 
 def test_every_operator_is_checked():
-    checked = {operator for case in CASES for operator in forward_operators(case)}
-    checked |= {getattr(OPS, f"{case.function}_backward").default for case in CASES if case.differentiable}
+    every_case = [*CASES, *UNPOOL_CASES]  # the latter in test_unpool.py
+    checked = {operator for case in every_case for operator in forward_operators(case)}
+    checked |= {getattr(OPS, f"{case.function}_backward").default for case in every_case if case.differentiable}
     registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("torch_onnxpool::")}
     assert {operator.name() for operator in checked} == registered
 
@@ -182,11 +183,13 @@ def test_compile_max_pool_with_indices(device):
         torch.testing.assert_close(pool(x), (y * 2, indices + 1))
 
 
-def test_compile_quantised(device):
+@pytest.mark.parametrize("attributes", [{}, {"kernel_shape": [3, 2], "strides": [2, 1], "ceil_mode": 1}], ids=len)
+def test_compile_quantised(attributes, device):
     torch._dynamo.reset()
-    layer = torch_onnxpool.QLinearGlobalAveragePool(
-        0.5, torch.tensor(3, dtype=torch.uint8), 0.25, torch.tensor(5, dtype=torch.uint8)
-    ).to(device)
+    zero_points = (torch.tensor(z, dtype=torch.uint8) for z in (3, 5))
+    scalars = zip(("x_scale", "y_scale", "x_zero_point", "y_zero_point"), (0.5, 0.25, *zero_points))
+    operator = "QLinearAveragePool" if attributes else "QLinearGlobalAveragePool"
+    layer = getattr(torch_onnxpool, operator)(**attributes, **dict(scalars)).to(device)
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
     for size in SIZES:
         x = torch.randint(0, 255, size, dtype=torch.uint8, device=device)
@@ -242,7 +245,11 @@ def assert_maps(function, x: torch.Tensor, in_dim: int) -> None:
         assert torch.equal(mapped, torch.stack(slices))
 
 
-VMAPPED = [*SMALL, Case("QLinearGlobalAveragePool", (2, 3, 8, 9), scalars=(0.5, 3, 0.25, 5))]
+VMAPPED = [
+    *SMALL,
+    Case("QLinearGlobalAveragePool", (2, 3, 8, 9), scalars=(0.5, 3, 0.25, 5)),
+    Case("QLinearAveragePool", (2, 3, 8, 9), {"kernel_shape": [3, 2], "pads": [1, 0, 0, 1]}, scalars=(0.5, 3, 0.25, 5)),
+]
 
 
 @pytest.mark.parametrize("in_dim", [0, 1, 3, -1])
@@ -296,10 +303,9 @@ def test_vmap_of_empty_batches(device):
     assert torch.func.vmap(lambda x: torch_onnxpool.average_pool(x, 2))(x).shape == (4, 0, 2, 2, 2)
 
 
-def test_vmap_over_scales_is_refused(device):
+@pytest.mark.parametrize("case", [c for c in VMAPPED if not c.differentiable], ids=lambda c: c.operator)
+def test_vmap_over_scales_is_refused(case, device):
     x = torch.randint(0, 255, (4, 2, 3, 4, 5), dtype=torch.uint8, device=device)
     zero, scale = torch.tensor(3, dtype=torch.uint8, device=device), torch.tensor(0.5, device=device)
-    with pytest.raises(ValueError, match=r"^QLinearGlobalAveragePool: .*vmap"):
-        torch.func.vmap(lambda x, x_scale: torch_onnxpool.qlinear_global_average_pool(x, x_scale, zero, scale, zero))(
-            x, scale.expand(4)
-        )
+    with pytest.raises(ValueError, match=rf"^{case.operator}: .*vmap"):
+        torch.func.vmap(lambda x, x_scale: call(case, [x, x_scale, zero, scale, zero]))(x, scale.expand(4))

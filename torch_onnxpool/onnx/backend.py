@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import torch
@@ -124,13 +123,15 @@ def _torch_device(device: str) -> torch.device:
 
 def _to_tensor(array: np.ndarray) -> torch.Tensor:
     array = np.array(array, order="C")  # a copy: torch wants to be able to write
-    if array.dtype == ml_dtypes.bfloat16:
+    if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
 def _to_array(tensor: torch.Tensor) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:
+        import ml_dtypes  # whoever has bfloat16 arrays has it
+
         return tensor.cpu().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.cpu().numpy()
 
