@@ -52,47 +52,49 @@ using Dimensions = std::vector<int64_t>;
 
 // ---- Layouts ----
 
-// Strides of a dense tensor whose memory holds the axes axis_at(0), axis_at(1), ... of `shape`, the last one innermost.
-template <class Order>
+// The order in which a layout's memory holds the axes [N, C, D1, ..., Dr] of a tensor with `rank` of them, outermost
+// first.
+size_t contiguous_order(size_t i, size_t) { return i; }
+
+size_t channels_last_order(size_t i, size_t rank) { return i == 0 ? 0 : i == rank - 1 ? 1 : i + 1; }
+
+size_t column_major_order(size_t i, size_t rank) { return i < 2 ? i : rank + 1 - i; }
+
+using Order = size_t (*)(size_t, size_t);
+
 Dimensions dense_strides(const Dimensions& shape, Order axis_at) {
     Dimensions strides(shape.size());
     int64_t stride = 1;
     for (size_t i = shape.size(); i-- > 0;) {
-        strides[axis_at(i)] = stride;
-        stride *= std::max<int64_t>(1, shape[axis_at(i)]);
+        const size_t axis = axis_at(i, shape.size());
+        strides[axis] = stride;
+        stride *= std::max<int64_t>(1, shape[axis]);
     }
     return strides;
 }
 
-Dimensions contiguous_strides(const Dimensions& shape) {
-    return dense_strides(shape, [](size_t i) { return i; });
-}
-
-Dimensions channels_last_strides(const Dimensions& shape) {
-    return dense_strides(shape, [last = shape.size() - 1](size_t i) { return i == 0 ? 0 : i == last ? 1 : i + 1; });
-}
-
-// Strides of the values of Indices: flat over X, row-major, or with the first spatial axis fastest (storage_order = 1).
-Dimensions index_strides(const Dimensions& shape, bool column_major) {
-    return dense_strides(shape, [&](size_t i) { return column_major && i >= 2 ? shape.size() + 1 - i : i; });
-}
-
 // Strides along axes of one element say nothing.
-bool has_strides(const Dimensions& shape, const Dimensions& strides, const Dimensions& expected) {
-    for (size_t i = 0; i < shape.size(); ++i) {
-        if (shape[i] > 1 && strides[i] != expected[i]) return false;
+bool is_dense(const Tensor& tensor, Order axis_at) {
+    const IntList shape = tensor.sizes(), strides = tensor.strides();
+    int64_t stride = 1;
+    for (size_t i = shape.size(); i-- > 0;) {
+        const size_t axis = axis_at(i, shape.size());
+        if (shape[axis] > 1 && strides[axis] != stride) return false;
+        stride *= std::max<int64_t>(1, shape[axis]);
     }
     return true;
 }
 
 // Results take the layout of X: channels last if X has that one only, otherwise contiguous.
 Tensor empty_like_layout(const Dimensions& shape, ScalarType type, const Tensor& X) {
-    const Dimensions x_shape(X.sizes().begin(), X.sizes().end());
-    const Dimensions x_strides(X.strides().begin(), X.strides().end());
-    const bool channels_last = !has_strides(x_shape, x_strides, contiguous_strides(x_shape)) &&
-                               has_strides(x_shape, x_strides, channels_last_strides(x_shape));
-    return empty_strided(span_of(shape), channels_last ? channels_last_strides(shape) : contiguous_strides(shape), type,
-                         X);
+    const bool channels_last = !is_dense(X, contiguous_order) && is_dense(X, channels_last_order);
+    const Dimensions strides = dense_strides(shape, channels_last ? channels_last_order : contiguous_order);
+    return empty_strided(span_of(shape), strides, type, X);
+}
+
+// Strides of the values of Indices: flat over X, row-major, or with the first spatial axis fastest (storage_order = 1).
+Dimensions index_strides(const Dimensions& shape, bool column_major) {
+    return dense_strides(shape, column_major ? column_major_order : contiguous_order);
 }
 
 // ---- Operators and their checks ----

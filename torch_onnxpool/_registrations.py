@@ -8,7 +8,7 @@ Autocast needs nothing: every type is computed in at least float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -49,6 +49,11 @@ class Operator:
     @cached_property
     def op(self) -> torch._ops.OpOverload:
         return _overload(self.name)
+
+    @cached_property
+    def call(self) -> Callable:
+        """What ``op`` calls in turn: 0.3 us cheaper, but unknown to compilers."""
+        return self.op._op
 
     @cached_property
     def backward_op(self) -> torch._ops.OpOverload:
@@ -244,7 +249,7 @@ class PoolFunction(torch.autograd.Function):
     @staticmethod
     def forward(operator: Operator, attributes: dict[str, Any], *tensors: Tensor):
         with below_autograd():
-            return operator.op(*tensors, **attributes)
+            return operator.call(*tensors, **attributes)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -305,7 +310,7 @@ def dispatch(operator: Operator, attributes: dict[str, Any], *tensors: Tensor):
     if (tensors[0].requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
         return _apply_pool_function(operator, attributes, *tensors)
     with below_autograd():
-        return operator.op(*tensors, **attributes)
+        return operator.call(*tensors, **attributes)
 
 
 # ---- Batching rules: the new dimension becomes a part of N ----

@@ -89,7 +89,7 @@ def average_pool(
     attributes = _window(X, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
     if count_include_pad != 0:
         attributes["count_include_pad"] = count_include_pad
-    return _call(_AVERAGE_POOL, attributes, X=X)
+    return _call(_AVERAGE_POOL, attributes, X)
 
 
 def lp_pool(
@@ -118,7 +118,7 @@ def lp_pool(
     attributes = _window(X, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
     if p != 2:
         attributes["p"] = p
-    return _call(_LP_POOL, attributes, X=X)
+    return _call(_LP_POOL, attributes, X)
 
 
 def max_pool(
@@ -154,7 +154,7 @@ def max_pool(
     if return_indices not in (False, True):
         raise ValueError(f"MaxPool: return_indices must be a bool, got return_indices={return_indices!r}")
     if return_indices:
-        return _call(_MAX_POOL_WITH_INDICES, attributes, X=X)
+        return _call(_MAX_POOL_WITH_INDICES, attributes, X)
     return _maximum(_MAX_POOL, _MAX_POOL_WITH_INDICES, X, attributes)
 
 
@@ -184,7 +184,7 @@ def max_unpool(
     attributes = _window(X, kernel_shape, "NOTSET", 0, None, pads, strides)
     if output_shape is not None:
         attributes["output_shape"] = output_shape.tolist() if isinstance(output_shape, Tensor) else output_shape
-    return _call(_MAX_UNPOOL, attributes, X=X, I=I)
+    return _call(_MAX_UNPOOL, attributes, X, I)
 
 
 def global_average_pool(X: Tensor) -> Tensor:
@@ -195,7 +195,7 @@ def global_average_pool(X: Tensor) -> Tensor:
 
     Opsets: 1, 22 (bfloat16).
     """
-    return _call(_GLOBAL_AVERAGE_POOL, {}, X=X)
+    return _call(_GLOBAL_AVERAGE_POOL, {}, X)
 
 
 def global_lp_pool(X: Tensor, *, p: float = 2) -> Tensor:
@@ -209,7 +209,7 @@ def global_lp_pool(X: Tensor, *, p: float = 2) -> Tensor:
 
     Opsets: 1 (p is a float), 2, 22 (bfloat16).
     """
-    return _call(_GLOBAL_LP_POOL, {"p": p} if p != 2 else {}, X=X)
+    return _call(_GLOBAL_LP_POOL, {"p": p} if p != 2 else {}, X)
 
 
 def global_max_pool(X: Tensor) -> Tensor:
@@ -269,11 +269,11 @@ def qlinear_average_pool(
     return _call(
         _QLINEAR_AVERAGE_POOL,
         attributes,
-        X=X,
-        x_scale=x_scale,
-        x_zero_point=x_zero_point,
-        y_scale=y_scale,
-        y_zero_point=y_zero_point,
+        X,
+        x_scale,
+        x_zero_point,
+        y_scale,
+        y_zero_point,
     )
 
 
@@ -306,11 +306,11 @@ def qlinear_global_average_pool(
     return _call(
         _QLINEAR_GLOBAL_AVERAGE_POOL,
         {"channels_last": channels_last} if channels_last != 0 else {},
-        X=X,
-        x_scale=x_scale,
-        x_zero_point=x_zero_point,
-        y_scale=y_scale,
-        y_zero_point=y_zero_point,
+        X,
+        x_scale,
+        x_zero_point,
+        y_scale,
+        y_zero_point,
     )
 
 
@@ -348,21 +348,22 @@ def _maximum(plain: Operator, with_indices: Operator, X: Tensor, attributes: dic
     """A maximum that keeps its indices if a gradient will want them; an exporter shall see the plain operator."""
     wants_gradient = isinstance(X, Tensor) and X.requires_grad and torch.is_grad_enabled()
     if wants_gradient and not torch.compiler.is_exporting() and not torch.jit.is_tracing():
-        return _call(with_indices, attributes, X=X)[0]
-    return _call(plain, attributes, X=X)
+        return _call(with_indices, attributes, X)[0]
+    return _call(plain, attributes, X)
 
 
 # What torch raises for an argument of a wrong type. Types are looked at only then, so that good calls stay fast.
 _WRONG_TYPE = (RuntimeError, TypeError, AttributeError)
 
 
-def _call(operator: Operator, attributes: dict[str, Any], **tensors: Tensor):
+def _call(operator: Operator, attributes: dict[str, Any], *tensors: Tensor):
     try:
         if not operator.differentiable:
-            return operator.op(*tensors.values(), **attributes)
-        return dispatch(operator, attributes, *tensors.values())
+            return operator.op(*tensors, **attributes)
+        return dispatch(operator, attributes, *tensors)
     except _WRONG_TYPE:
-        refuse_wrong_types(operator.onnx_name, **tensors, **attributes)
+        names = (argument.name for argument in operator.op._schema.arguments)
+        refuse_wrong_types(operator.onnx_name, **dict(zip(names, tensors)), **attributes)
         raise
 
 
