@@ -49,7 +49,7 @@ def write(
     """
     node = nodes.compose(operator, arguments, graph.opset, element_type)
     known = {"input_shape": shape, "element_type": element_type}
-    reason = None
+    reason = None if portability.has_form(operator) else portability.no_form(operator)
     if portability.is_wanted() and _rows_with_portable_form(node, known):
         try:
             return portability.write(graph, operator, arguments, shape, element_type)
@@ -68,8 +68,8 @@ def _rows_with_portable_form(node: nodes.PoolNode, known: dict[str, Any]) -> boo
 
 
 def _warning(op_type: str, row: ledger.Row, reason: str | None) -> str:
-    """`reason` is why the portable form that was asked for cannot be written."""
-    if reason is not None:
+    """`reason` is why the portable form cannot be written."""
+    if row.portable is not None and reason is not None:
         remedy = f"It has no portable form here: {reason}"
     elif row.portable is not None:
         remedy = f"Remedy: torch_onnxpool.onnx.portable() writes {row.portable}"

@@ -17,7 +17,7 @@ from onnx import NodeProto
 
 from .._geometry import output_size
 from .nodes import PoolNode, parse
-from .operators import ONNX
+from .operators import MICROSOFT, ONNX
 from .schemas import type_name
 
 ONNXRUNTIME = "onnxruntime"
@@ -75,6 +75,10 @@ class Subject:
         return all(self.node.value(name) == value for name, value in attributes.items())
 
     @property
+    def is_quantized_window(self) -> bool:
+        return (self.node.domain, self.node.op_type) == (MICROSOFT, "QLinearAveragePool")
+
+    @property
     def is_same(self) -> bool:
         return self.has(auto_pad="SAME_UPPER") or self.has(auto_pad="SAME_LOWER")
 
@@ -94,7 +98,8 @@ class Subject:
         rank = self.node.spatial_rank
         if rank is None:
             return []
-        sizes = self.input_shape[2:] if self.input_shape is not None else [None] * rank
+        first = 1 if self.has(channels_last=1) else 2
+        sizes = self.input_shape[first : first + rank] if self.input_shape is not None else [None] * rank
         kernel, strides, dilations, pads = map(self.node.value, ("kernel_shape", "strides", "dilations", "pads"))
         lists = (sizes, kernel, strides, dilations or [1] * rank, pads[:rank], pads[rank:])
         modes = self.node.value("auto_pad"), self.node.value("ceil_mode") or 0
@@ -266,7 +271,7 @@ ROWS = (
         "ceil_mode=1 below opset 22, a last window that would start in the end padding",
         "the window is dropped",
         (Difference(SHAPE_INFERENCE, "keeps it"),),
-        lambda s: s.rounds_up and s.node.version < 22 and s.any_axis(_drops_last_window),
+        lambda s: s.is_a(*_POOLS) and s.rounds_up and s.node.version < 22 and s.any_axis(_drops_last_window),
         portable="explicit end pads with ceil_mode=0",
     ),
     Row(
@@ -290,7 +295,13 @@ ROWS = (
         "count_include_pad=1, ceil_mode=1, a last window that hangs over, opset <= 18",
         "what hangs over is not counted",
         (Difference(ONNXRUNTIME, "counts it", versions=("1.20", "1.28")),),
-        lambda s: s.has(count_include_pad=1) and s.rounds_up and s.node.version < 19 and s.any_axis(_overhangs),
+        lambda s: (
+            s.is_a("AveragePool")
+            and s.has(count_include_pad=1)
+            and s.rounds_up
+            and s.node.version < 19
+            and s.any_axis(_overhangs)
+        ),
         portable="a Pad node for what counts, and end pads for what does not",
     ),
     Row(
@@ -366,7 +377,10 @@ ROWS = (
             Difference(REFERENCE, "NaN or 0", when=lambda s: s.is_a("AveragePool", "MaxPool")),
             Difference(TORCH, "-inf", when=lambda s: s.is_a("MaxPool")),
         ),
-        lambda s: s.any_axis(_has_empty_window, lambda a: max(a.pad_begin, a.pad_end) >= a.effective_kernel),
+        lambda s: (
+            not s.is_a("MaxUnpool")
+            and s.any_axis(_has_empty_window, lambda a: max(a.pad_begin, a.pad_end) >= a.effective_kernel)
+        ),
         portable="a Gather of the data of each window (MaxPool)",
     ),
     Row(
@@ -374,7 +388,7 @@ ROWS = (
         "more than 3 spatial dimensions",
         "any number",
         (Difference(ONNXRUNTIME, "the CPU provider has at most 3"),),
-        lambda s: s.is_a(*_POOLS) and (s.spatial_rank or 0) > 3,
+        lambda s: (s.is_a(*_POOLS, "MaxUnpool") or s.is_quantized_window) and (s.spatial_rank or 0) > 3,
         portable="one pool for every three axes, or a Reduce operator",
     ),
     Row(
@@ -383,7 +397,7 @@ ROWS = (
         "supported",
         (Difference(ONNXRUNTIME, "the CPU provider has no bfloat16, and float64 for MaxPool only"),),
         lambda s: (
-            s.is_a(*_POOLS)
+            s.is_a(*_POOLS, "MaxUnpool")
             and s.element_type is not None
             and s.element_type not in (_ONNXRUNTIME_MAXPOOL_TYPES if s.is_a("MaxPool") else _ONNXRUNTIME_TYPES)
         ),
@@ -416,6 +430,14 @@ ROWS = (
             Difference(REFERENCE, "they address the inferred shape"),
         ),
         lambda s: s.is_a("MaxUnpool") and "output_shape" in s.node.inputs,
+    ),
+    Row(
+        "empty-zero-point",
+        "QLinearAveragePool without x_zero_point",
+        "it is 0",
+        (Difference(ONNXRUNTIME, "refuses to load the model"),),
+        lambda s: s.is_quantized_window and "x_zero_point" not in s.node.inputs,
+        remedy="give the node a zero point of 0",
     ),
     Row(
         "max-indices",

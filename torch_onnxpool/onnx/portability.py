@@ -73,6 +73,15 @@ def is_wanted() -> bool:
     return _wanted.get()
 
 
+def has_form(operator: str) -> bool:
+    """Whether there is a portable form of this operator of ours, under any row."""
+    return not operator.startswith(("max_unpool", "qlinear_"))
+
+
+def no_form(operator: str) -> str:
+    return f"none is known for {OPERATORS[operator].op_type}"
+
+
 def write(
     graph: Graph,
     operator: str,
@@ -81,6 +90,8 @@ def write(
     element_type: str | None,
 ) -> Sequence:
     """Write the portable form of a call, as `emission.write` writes the node itself. `Unportable` if there is none."""
+    if not has_form(operator):
+        raise Unportable(no_form(operator))
     if shape is None or element_type is None:
         raise Unportable("rank and element type of X must be known")
     attributes = {name: value for name, value in arguments.items() if name != "X"}
@@ -140,8 +151,6 @@ class _Pool:
     def write(self) -> Sequence:
         if self.operator.startswith("global_"):
             return [self.whole_plane()]
-        if self.operator not in ("average_pool", "lp_pool", "max_pool", "max_pool_with_indices"):
-            raise Unportable(f"none is known for {OPERATORS[self.operator].op_type}")
         if self.graph.opset < {"average_pool": 7, "lp_pool": 2}.get(self.operator, 1):
             raise Unportable("onnxruntime has no kernel for this opset, export at opset 7 or above")
         if self.element_type == _DOUBLE and not self.is_max:
@@ -160,6 +169,8 @@ class _Pool:
         return self.one("Cast", value, to=_ONNX_TYPES[element_type])
 
     def ints(self, *values: int) -> Any:
+        if self.graph.opset < 9:  # Constant knows only floating types there
+            return self.one("Cast", self.graph.constant(np.array(values, np.float64)), to=TensorProto.INT64)
         return self.graph.constant(np.array(values, np.int64))
 
     def number(self, value: float) -> Any:
