@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from onnx import helper
+from onnx import defs, helper
 from onnxscript import evaluator, ir
 
 from . import emission, folding, nodes, schemas
 from .operators import ONNX, OPERATORS
+
+# Sizes, pads and the like have so many elements at most; onnx infers shapes from them.
+_MOST_ELEMENTS = 32
 
 # The opsets that the exporter's own converter writes. Others are left to that of onnx, which works on the whole file.
 NATIVE_OPSETS = range(18, 26)
@@ -88,12 +91,40 @@ class _Recorded:
         node = ir.node(
             op_type, inputs, dict(attributes), domain=domain or self._domain, num_outputs=outputs, version=version
         )
+        if not domain:
+            _infer(node, schemas.at(op_type, domain, self.opset))
         # Not evaluator.default().eval(): that drops attributes unknown to the exporter's own opset.
         evaluator.default().nodes.append(node)
         return node.outputs
 
     def constant(self, array: np.ndarray) -> ir.Value:
-        return self.node("Constant", [], {"value": ir.tensor(array)})[0]
+        (value,) = self.node("Constant", [], {"value": ir.tensor(array)})
+        value.const_value = ir.tensor(array)
+        return value
+
+
+def _infer(node: ir.Node, schema: defs.OpSchema) -> None:
+    """Give the outputs of a node their types, as far as onnx knows. The exporter does so for results of calls only."""
+    inputs = {f"input{index}": value for index, value in enumerate(node.inputs)}
+    outputs = {f"output{index}": value for index, value in enumerate(node.outputs)}
+    proto = onnx.NodeProto(op_type=node.op_type, input=inputs, output=outputs)
+    proto.attribute.extend(ir.to_proto(attribute) for attribute in node.attributes.values())
+    types = {name: _type_proto(value) for name, value in inputs.items() if value.dtype is not None}
+    data = {
+        name: ir.serde.serialize_tensor(value.const_value)
+        for name, value in inputs.items()
+        if value.const_value is not None and value.const_value.size <= _MOST_ELEMENTS
+    }
+    inferred = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
+    for name, value in outputs.items():
+        if name in inferred:
+            value.type = ir.serde.deserialize_type_proto_for_type(inferred[name])
+            value.shape = ir.serde.deserialize_type_proto_for_shape(inferred[name])
+
+
+def _type_proto(value: ir.Value) -> onnx.TypeProto:
+    shape = value.shape and [size if isinstance(size, int) else size.value for size in value.shape]
+    return helper.make_tensor_type_proto(value.dtype, shape)
 
 
 def _translation(operator: str, overload: torch._ops.OpOverload) -> Callable:
