@@ -27,6 +27,8 @@ from test_opsets import LAYERS, causes, inputs_of
 import torch_onnxpool
 from torch_onnxpool.onnx import OpsetError
 
+pytestmark = pytest.mark.filterwarnings("ignore::torch_onnxpool.onnx.PortabilityWarning")
+
 X = torch.linspace(-1, 1, 2 * 3 * 12 * 10).sin().reshape(2, 3, 12, 10)
 
 

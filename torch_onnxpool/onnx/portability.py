@@ -1,8 +1,8 @@
 """Equivalents that every engine computes alike: what `portable()` makes of nodes that fall under a row of the ledger.
 
-All forms are exact: the same numbers, not nearly the same. They rest on three facts. Zeros change no sum of powers, and
-no sum. A maximum does not change when one of its data is taken twice. And a pooling over several axes is the pooling
-over some of them followed by that over the others.
+All forms are equal to the node as formulas, for infinities and NaN too; averages and norms may be rounded once more on
+the way. They rest on three facts. Zeros change no sum, and no sum of powers. A maximum does not change when one of its
+data is taken twice. And a pooling over several axes is the pooling over some of them followed by that over the others.
 """
 
 from __future__ import annotations

@@ -161,14 +161,18 @@ def _warn_if_conversion_fails(node: nodes.PoolNode, requested: int) -> None:
     """The exporter only logs that onnx's converter has failed, and leaves the file in the opset it was in."""
     if node.domain != ONNX:
         return
-    element = onnx.TensorProto.FLOAT
     rank = 2 + (node.spatial_rank or 1)
+    schema = node.schema
+    elements = {
+        parameter.name: onnx.TensorProto.INT64 if parameter.types == {"tensor(int64)"} else onnx.TensorProto.FLOAT
+        for parameter in (*schema.inputs, *schema.outputs)
+    }
     model = helper.make_model(
         helper.make_graph(
             [helper.make_node(node.op_type, node.inputs, node.outputs, **node.attributes)],
             "one_node",
-            [helper.make_tensor_value_info(name, element, [None] * rank) for name in node.inputs],
-            [helper.make_tensor_value_info(name, element, None) for name in node.outputs],
+            [helper.make_tensor_value_info(n, elements[n], [None] * rank if n == "X" else None) for n in node.inputs],
+            [helper.make_tensor_value_info(name, elements[name], None) for name in node.outputs],
         ),
         opset_imports=[helper.make_opsetid(ONNX, node.opset)],
     )
