@@ -14,7 +14,7 @@ environment := $(VENV)/.requirements-installed
 package := $(VENV)/.package-installed-$(or $(TORCH_ONNXPOOL_ABI),stable)
 native := $(shell find csrc -type f)
 
-.PHONY: demo test lint format docs audit clean
+.PHONY: demo test bench lint format docs audit clean
 
 demo: $(package)
 	$(bin)/python examples/train_and_export.py --output build/example
@@ -23,6 +23,11 @@ demo: $(package)
 
 test: $(package)
 	$(bin)/pytest -n $(WORKERS) tests export_tests
+
+# BENCH passes options: make bench BENCH="--threads 2 --backward"
+bench: $(package)
+	$(bin)/python benchmarks/pooling.py $(BENCH)
+	$(bin)/python benchmarks/call_overhead.py
 
 lint: $(environment)
 	$(bin)/ruff check .

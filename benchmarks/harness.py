@@ -1,0 +1,142 @@
+"""What both benchmarks share: timing, the machine's description, tables and files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import metadata
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+ROUNDS = 3
+
+console = Console()
+Call = Callable[[], Any]
+
+
+class Timing(NamedTuple):
+    """Seconds per call."""
+
+    median: float
+    minimum: float
+    calls: int
+
+
+def race(contestants: dict[str, Sequence[Call]], seconds: float) -> dict[str, Timing]:
+    """Time each contestant for about ``seconds``, in turns, so that all see the same weather.
+
+    A contestant is a list of calls doing the same work on different memory; they are called one after the other.
+    The first turn warms up. In each turn the first call does not count: it finds the caches as another one left them.
+    A call that takes longer than ``seconds`` is timed once.
+    """
+    calls = {name: cycle(variants) for name, variants in contestants.items()}
+    samples: dict[str, list[float]] = {name: [] for name in contestants}
+    racing = set(contestants)
+    for turn in range(ROUNDS + 1):
+        for name in contestants:
+            if name in racing:
+                first, *others = _turn(calls[name], seconds / ROUNDS)
+                if first > seconds:
+                    samples[name].append(first)
+                    racing.remove(name)
+                elif turn > 0:
+                    samples[name] += others
+    return {name: Timing(median(taken), min(taken), len(taken)) for name, taken in samples.items()}
+
+
+def _turn(calls: Iterator[Call], seconds: float) -> list[float]:
+    """Two calls or more, unless the first takes longer than all turns may."""
+    taken: list[float] = []
+    deadline = math.inf
+    while len(taken) < 2 or time.perf_counter() < deadline:
+        call = next(calls)
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+        if len(taken) == 1:
+            if taken[0] > seconds * ROUNDS:
+                break
+            deadline = time.perf_counter() + seconds
+    return taken
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return math.exp(math.fsum(map(math.log, values)) / len(values)) if values else math.nan
+
+
+def progress_bar() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def describe_machine(threads: int) -> dict[str, str]:
+    """Call it before the work: the load average is that of the others."""
+    load = os.getloadavg()[0]
+    cores = os.cpu_count() or 1
+    quiet = "idle" if load < 0.25 else "NOT IDLE: other work ran beside this one, take small differences for noise"
+    return {
+        "processor": f"{_processor()}, {cores} cores",
+        "instruction set": f"{torch.backends.cpu.get_cpu_capability()} in torch, ATEN_CPU_CAPABILITY="
+        + os.environ.get("ATEN_CPU_CAPABILITY", "(not set)"),
+        "threads": str(threads),
+        "load average before": f"{load:.1f} on {cores} cores, {quiet}",
+        "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        "versions": ", ".join(f"{name} {_version(name)}" for name in ("torch_onnxpool", "torch", "onnxruntime")),
+        "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()) + " UTC",
+    }
+
+
+def _processor() -> str:
+    """The model's name; where the system hides it behind a virtual one, family and model tell more."""
+    facts = {}
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+        facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in facts:
+        return platform.processor() or platform.machine()
+    return f"{facts['model name']} (family {facts.get('cpu family')}, model {facts.get('model')})"
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The first column is text, all others are numbers."""
+    marks = ["---"] + ["---:"] * (len(headings) - 1)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [headings, marks, *rows])
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def write(output: Path, title: str, machine: dict[str, str], sections: Sequence[str], data: dict[str, Any]) -> None:
+    """``output`` plus .md for people and .json for programs."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    facts = "\n".join(f"* {name}: {value}" for name, value in machine.items())
+    output.with_suffix(".md").write_text("\n\n".join([f"# {title}", facts, *sections]) + "\n")
+    output.with_suffix(".json").write_text(json.dumps({"machine": machine, **data}, indent=1) + "\n")
+    console.print(f"written: {output}.md, {output}.json", highlight=False, soft_wrap=True)

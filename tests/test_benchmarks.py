@@ -1,0 +1,39 @@
+"""The benchmarks run and write their files; what they measure is not judged here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def _run(script: str, *arguments: str | Path) -> None:
+    command = [sys.executable, BENCHMARKS / script, "--quick", *arguments]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_pooling(tmp_path):
+    """Every peer runs this workload, and gives our numbers; the gradient only torch."""
+    workload = "AveragePool 2x2 s2, 8x128x56x56"
+    peers = {"torch", "torch channels_last", "oneDNN", "onnxruntime"}
+    for arguments, expected in (([], peers), (["--backward"], {"torch", "torch channels_last"})):
+        _run("pooling.py", "--workload", workload, "--output", tmp_path / "pooling", *arguments)
+        results = json.loads((tmp_path / "pooling.json").read_text())
+        (result,) = results["results"]
+        assert result["workload"] == workload
+        assert not result["absent"]
+        assert set(result["over_copy"]) == expected | {"ours", "ours channels_last"}
+        assert workload in (tmp_path / "pooling.md").read_text()
+        assert (tmp_path / "pooling.png").exists() == (importlib.util.find_spec("matplotlib") is not None)
+
+
+def test_call_overhead(tmp_path):
+    _run("call_overhead.py", "--output", tmp_path / "call_overhead")
+    rows = json.loads((tmp_path / "call_overhead.json").read_text())["microseconds"]
+    assert "GlobalLpPool" in rows
+    assert "GlobalLpPool" in (tmp_path / "call_overhead.md").read_text()
