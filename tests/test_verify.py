@@ -67,6 +67,19 @@ def test_there_are_nine_real_architectures():
     assert len(LIGHT_MODELS) == 9
 
 
+def test_unpooling_and_quantised_windows(tmp_path, capsys):
+    pooled = helper.make_node("MaxPool", ["X"], ["P", "I"], kernel_shape=[2, 2], strides=[2, 2])
+    unpooled = helper.make_node("MaxUnpool", ["P", "I"], ["Y"], kernel_shape=[2, 2], strides=[2, 2])
+    names = ["X", "scale", "zero", "scale", "zero"]
+    averaged = helper.make_node("QLinearAveragePool", names, ["Y"], domain="com.microsoft", kernel_shape=[2, 2])
+    scalars = {"scale": np.float32(0.5), "zero": np.uint8(3)}
+    floats = save(tmp_path / "floats.onnx", [pooled, unpooled])
+    quantised = save(tmp_path / "bytes.onnx", [averaged], initializers=scalars, element_type=TensorProto.UINT8)
+    code, out, _ = run(capsys, floats, quantised)
+    assert code == 0
+    assert "3 pooling nodes compared, 0 mismatches" in out
+
+
 def test_every_operator(tmp_path, capsys):
     nodes = [
         helper.make_node("Neg", ["X"], ["a"]),

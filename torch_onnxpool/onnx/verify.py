@@ -424,7 +424,7 @@ def _numeric_difference(
 def _magnitude_and_bound(layer: torch.nn.Module, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray | float]:
     """Every window's mean magnitude in the type of y, and the difference that rounding allows (module docstring)."""
     operator = type(layer).__name__
-    if operator.endswith("MaxPool") or not np.issubdtype(y.dtype, np.floating):
+    if operator.startswith(("Max", "GlobalMax")) or not np.issubdtype(y.dtype, np.floating):
         return np.abs(y), 0.0
     plane = math.prod(x.shape[2:])
     taps = min(plane, math.prod(getattr(layer, "kernel_shape", x.shape[2:])))
