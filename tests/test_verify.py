@@ -73,7 +73,7 @@ def test_unpooling_and_quantised_windows(tmp_path, capsys):
     names = ["X", "scale", "zero", "scale", "zero"]
     averaged = helper.make_node("QLinearAveragePool", names, ["Y"], domain="com.microsoft", kernel_shape=[2, 2])
     scalars = {"scale": np.float32(0.5), "zero": np.uint8(3)}
-    floats = save(tmp_path / "floats.onnx", [pooled, unpooled])
+    floats = save(tmp_path / "floats.onnx", [pooled, unpooled], shape=[1, 2, 6, 6])
     quantised = save(tmp_path / "bytes.onnx", [averaged], initializers=scalars, element_type=TensorProto.UINT8)
     code, out, _ = run(capsys, floats, quantised)
     assert code == 0
