@@ -451,11 +451,10 @@ Tensor quantized_plane_average(const Operator& op, const Input& input, Parameter
 }
 
 bool spans_plane(const PoolAttributes& attributes, const Input& input) {
-    for (int a = 0; a < attributes.rank; ++a) {
-        const AxisAttributes& axis = attributes.axes[a];
-        if (axis.kernel != input.spatial_shape()[a] || axis.pad_begin != 0 || axis.pad_end != 0) return false;
-    }
-    return true;
+    const Geometry geometry = resolve_geometry(attributes, span_of(input.shape));
+    return std::all_of(geometry.axes, geometry.axes + geometry.rank, [](const Axis& axis) {
+        return axis.output == 1 && axis.kernel == axis.input && axis.pad_begin == 0 && axis.pad_end == 0;
+    });
 }
 
 Tensor qlinear_average_pool(Tensor X, Tensor x_scale, Tensor x_zero_point, Tensor y_scale, Tensor y_zero_point,

@@ -327,7 +327,7 @@ class RandomCase:
 
 def random_case(rng: np.random.Generator) -> RandomCase:
     """Any operator, element type, rank and layout; about one in five configurations is not allowed."""
-    operator = str(rng.choice(WINDOWED + WINDOWED + GLOBAL + QUANTISED[1:]))
+    operator = str(rng.choice(WINDOWED + WINDOWED + GLOBAL + QUANTISED))
     rank = int(rng.integers(1, 5))
     spatial = tuple(int(n) for n in rng.integers(1, LARGEST_EXTENT[rank] + 1, rank))
     if rank <= 2 and rng.random() < 0.1:  # rows longer than a vector register

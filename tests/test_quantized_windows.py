@@ -92,7 +92,6 @@ def random_case(dtype: str, channels_last: int, rng: np.random.Generator) -> tup
 WINDOW = ("auto_pad", "ceil_mode", "kernel_shape", "pads", "strides")
 
 
-@pytest.mark.xfail(strict=True, reason="the kernels add the rows of a window first, and take SAME for no padding")
 @pytest.mark.parametrize("channels_last", [0, 1])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("seed", range(5))

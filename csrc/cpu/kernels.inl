@@ -58,13 +58,16 @@ Task plan_forward_of(const Call& call) {
               count_rows(call, [](const Axis& axis) { return axis.output; }),
               elements_per_row(call, geometry.axes[geometry.rank - 1].output)};
     if constexpr (!R::kIndexed) {
-        if (is_whole_plane(call))
-            return {forward_planes<R>, geometry.batch * geometry.channels, task.elements_per_unit};
         if (call.channels_innermost && call.y.strides[1] == 1) {
             task.run = forward_channels_contiguous<R>;
-        } else if (!call.channels_innermost && has_contiguous_rows(call)) {
-            task.run = forward_rows_contiguous<R>;
+            return task;
         }
+    }
+    if constexpr (!R::kIndexed && !R::kInOrder) {
+        if (is_whole_plane(call)) {
+            return {forward_planes<R>, geometry.batch * geometry.channels, task.elements_per_unit};
+        }
+        if (has_contiguous_rows(call)) task.run = forward_rows_contiguous<R>;
     }
     return task;
 }
