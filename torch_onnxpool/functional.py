@@ -151,8 +151,7 @@ def max_pool(
     attributes = _window(X, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
     if storage_order != 0:
         attributes["storage_order"] = storage_order
-    if return_indices not in (False, True):
-        raise ValueError(f"MaxPool: return_indices must be a bool, got return_indices={return_indices!r}")
+    check_return_indices(return_indices)
     if return_indices:
         return _call(_MAX_POOL_WITH_INDICES, attributes, X)
     return _maximum(_MAX_POOL, _MAX_POOL_WITH_INDICES, X, attributes)
@@ -370,6 +369,12 @@ def _call(operator: Operator, attributes: dict[str, Any], *tensors: Tensor):
 _LISTS = ("dilations", "kernel_shape", "output_shape", "pads", "strides")
 _INTEGERS = ("ceil_mode", "channels_last", "count_include_pad", "storage_order")
 _INT64 = range(-(2**63), 2**63)
+
+
+def check_return_indices(value: Any) -> None:
+    """ValueError for anything but a bool: it would be accepted and mean nothing."""
+    if value not in (False, True):
+        raise ValueError(f"MaxPool: return_indices must be a bool, got return_indices={value!r}")
 
 
 def refuse_wrong_types(onnx_name: str, **arguments: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_onnxpool import _C, functional
-from torch_onnxpool.functional import Ints, refuse_wrong_types
+from torch_onnxpool.functional import Ints, check_return_indices, refuse_wrong_types
 
 __all__ = [
     "AveragePool",
@@ -50,7 +50,7 @@ class _Pool(nn.Module):
         _check(self.onnx_name, attributes)
         self._attribute_names = tuple(attributes)
         for name, value in attributes.items():
-            setattr(self, name, _as_onnx(name, value))
+            setattr(self, name, _as_onnx(value))
 
     def onnx_attributes(self) -> dict[str, Any]:
         """The attributes that say something: those that differ from ONNX's defaults."""
@@ -61,7 +61,7 @@ class _Pool(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in self.onnx_attributes().items())
 
 
-def _as_onnx(name: str, value: Any) -> Any:
+def _as_onnx(value: Any) -> Any:
     """Lists as lists, flags as ints, like an ONNX node prints them."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [int(item) for item in value]
@@ -192,8 +192,7 @@ class MaxPool(_Pool):
             storage_order=storage_order,
             strides=strides,
         )
-        if return_indices not in (False, True):
-            raise ValueError(f"MaxPool: return_indices must be a bool, got return_indices={return_indices!r}")
+        check_return_indices(return_indices)
         self.return_indices = bool(return_indices)
 
     def forward(self, X: Tensor) -> Tensor | tuple[Tensor, Tensor]:
