@@ -46,8 +46,6 @@ ONNXPOOL_LIBRARY(library) {
 namespace onnxpool {
 namespace {
 
-using cpu::Reduction;
-
 using Dimensions = std::vector<int64_t>;
 
 // ---- Layouts ----
@@ -183,15 +181,15 @@ Dimensions output_shape(const Geometry& geometry) {
 
 // ---- Running kernels ----
 
-cpu::Operand writable(const Tensor& tensor) { return {tensor.mutable_data_ptr(), tensor.strides().data()}; }
+Operand writable(const Tensor& tensor) { return {tensor.mutable_data_ptr(), tensor.strides().data()}; }
 
-cpu::Operand read_only(const Tensor& tensor) {
+Operand read_only(const Tensor& tensor) {
     return {const_cast<void*>(tensor.const_data_ptr()), tensor.strides().data()};
 }
 
 constexpr double kElementsPerThread = 32768;  // with less work, a thread costs more than it brings
 
-void run(const cpu::Task& task, const cpu::Call& call) {
+void run(const cpu::Task& task, const Call& call) {
     const auto units_per_thread = 1 + static_cast<int64_t>(kElementsPerThread / task.elements_per_unit);
     parallel_for(task.units, units_per_thread, [&](int64_t begin, int64_t end) { task.run(call, begin, end); });
 }
@@ -217,7 +215,7 @@ Tensor forward(const Operator& op, const Input& input, const PoolAttributes& att
     Tensor Y = empty_like_layout(shape, X.scalar_type(), X);
     const Dimensions y_strides = channels_first(Y.strides(), channels_last);
 
-    cpu::Call call(geometry, parameters);
+    Call call(geometry, parameters);
     call.channels_innermost = channels_innermost(input);
     call.x = {const_cast<void*>(X.const_data_ptr()), input.strides.data()};
     call.y = {Y.mutable_data_ptr(), y_strides.data()};
@@ -255,7 +253,7 @@ Tensor backward(const Operator& op, const Tensor& grad_Y, const Input& input, co
     if (result) check_operand(op, indexed ? "Indices" : "Y", *result, shape, indexed ? ScalarType::Long : type);
     Tensor grad_X = empty_like_layout(input.shape, type, input.tensor);
 
-    cpu::Call call(geometry, parameters_of(attributes));
+    Call call(geometry, parameters_of(attributes));
     call.channels_innermost = channels_innermost(input);
     call.x = read_only(input.tensor);
     call.grad_y = read_only(grad_Y);
@@ -515,7 +513,7 @@ Dimensions unpooled_shape(const Input& input, const GivenAttributes& given, cons
 }
 
 // A call of an unpooling kernel; `whole` is the large tensor, Y or its gradient, `pooled` the small one.
-cpu::Unpooling unpooling(const Input& input, const Tensor& indices, const Tensor& pooled, const Tensor& whole) {
+Unpooling unpooling(const Input& input, const Tensor& indices, const Tensor& pooled, const Tensor& whole) {
     const auto rank = static_cast<int>(input.shape.size());
     return {rank,
             static_cast<int>(element_size(input.type)),
@@ -526,7 +524,7 @@ cpu::Unpooling unpooling(const Input& input, const Tensor& indices, const Tensor
             {const_cast<void*>(whole.const_data_ptr()), whole.strides().data()}};
 }
 
-void check_indices(const cpu::Unpooling& call) {
+void check_indices(const Unpooling& call) {
     if (const std::optional<int64_t> outside = cpu::find_index_outside(call)) {
         refuse(kMaxUnpool.name, "I must name elements of the output, got the index ", *outside,
                " for an output of shape ", IntSpan{call.whole_shape, call.rank});
@@ -540,7 +538,7 @@ Tensor max_unpool(Tensor X, Tensor I, IntList kernel_shape, OptionalIntList outp
     const Dimensions shape = unpooled_shape(input, given, output_shape);
     check_operand(kMaxUnpool, "I", I, input.shape, ScalarType::Long);
     Tensor Y = empty_like_layout(shape, X.scalar_type(), X);
-    const cpu::Unpooling call = unpooling(input, I, X, Y);
+    const Unpooling call = unpooling(input, I, X, Y);
     check_indices(call);
     cpu::unpool(call);
     return Y;
@@ -553,7 +551,7 @@ Tensor max_unpool_backward(Tensor grad_Y, Tensor X, Tensor I, IntList kernel_sha
     check_operand(kMaxUnpool, "grad_Y", grad_Y, unpooled_shape(input, given, output_shape), X.scalar_type());
     check_operand(kMaxUnpool, "I", I, input.shape, ScalarType::Long);
     Tensor grad_X = empty_like_layout(input.shape, X.scalar_type(), X);
-    const cpu::Unpooling call = unpooling(input, I, grad_X, grad_Y);
+    const Unpooling call = unpooling(input, I, grad_X, grad_Y);
     check_indices(call);
     cpu::unpool_backward(call);
     return grad_X;

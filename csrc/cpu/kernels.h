@@ -1,31 +1,9 @@
-// The CPU kernels as the bindings see them: plain pointers, strides and a geometry. Free of torch headers.
+// The CPU kernels as the bindings see them. Free of torch headers.
 #pragma once
 
-#include <cstdint>
-
-#include "../geometry.h"
-#include "../reductions.h"
+#include "../kernels.h"
 
 namespace onnxpool::cpu {
-
-enum class Reduction { kAverage, kLpNorm, kMax, kMaxWithIndex, kQuantizedAverage, kQuantizedGlobalAverage };
-
-// A tensor [N, C, D1, ..., Dr]; strides count elements. Unused tensors stay null.
-struct Operand {
-    void* data = nullptr;
-    const int64_t* strides = nullptr;
-};
-
-// One call of a kernel: which tensors are read and written depends on the reduction and the direction.
-struct Call {
-    const Geometry& geometry;
-    Parameters parameters;
-    const int64_t* index_strides = nullptr;  // of Indices' values: [N, C, D1, ..., Dr] flat over the whole tensor
-    bool channels_innermost = false;         // vectors run over channels rather than along the last spatial axis
-    Operand x, y, indices, grad_y, grad_x;
-
-    Call(const Geometry& geometry, const Parameters& parameters) : geometry(geometry), parameters(parameters) {}
-};
 
 // The work of a call: `units` independent parts, of which `run` does a range.
 struct Task {

@@ -8,18 +8,6 @@
 
 namespace onnxpool::cpu {
 
-// Shapes and tensors of dimensions [N, C, D1, ..., Dr], `rank` of them. Indices are flat over the whole tensor, row-
-// major.
-struct Unpooling {
-    int rank;
-    int element_size;
-    const int64_t* pooled_shape;
-    const int64_t* whole_shape;
-    Operand pooled;   // X, or its gradient
-    Operand indices;  // of pooled_shape
-    Operand whole;    // Y, or its gradient
-};
-
 // An index that names no element of `whole`, if there is one.
 std::optional<int64_t> find_index_outside(const Unpooling& call);
 
