@@ -6,6 +6,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "host_device.h"
+
 namespace onnxpool {
 
 enum class ElementType { kFloat16, kBFloat16, kFloat32, kFloat64, kInt8, kUInt8 };
@@ -29,7 +31,7 @@ inline int element_size(ElementType type) {
 namespace detail {
 
 template <class To, class From>
-inline To bit_cast(From from) {
+ONNXPOOL_HOST_DEVICE inline To bit_cast(From from) {
     static_assert(sizeof(To) == sizeof(From));
     To to;
     std::memcpy(&to, &from, sizeof(to));
@@ -37,7 +39,7 @@ inline To bit_cast(From from) {
 }
 
 // float32 from float16. Multiplying by 2^112 rebiases the exponent and is exact for subnormals as well.
-inline float float_from_half_bits(uint16_t half) {
+ONNXPOOL_HOST_DEVICE inline float float_from_half_bits(uint16_t half) {
     const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
     const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fffu) << 13;
     const uint32_t infinity_or_nan = 0x0f800000u;  // float16's largest exponent, in place
@@ -47,7 +49,7 @@ inline float float_from_half_bits(uint16_t half) {
 }
 
 // float16 from float32, rounded to nearest even.
-inline uint16_t half_bits_from_float(float value) {
+ONNXPOOL_HOST_DEVICE inline uint16_t half_bits_from_float(float value) {
     const uint32_t bits = bit_cast<uint32_t>(value);
     const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
     const uint32_t magnitude = bits & 0x7fffffffu;
@@ -68,29 +70,35 @@ struct Half {
     uint16_t bits;
 
     Half() = default;
-    explicit Half(float value) : bits(detail::half_bits_from_float(value)) {}
-    explicit operator float() const { return detail::float_from_half_bits(bits); }
+    ONNXPOOL_HOST_DEVICE explicit Half(float value) : bits(detail::half_bits_from_float(value)) {}
+    ONNXPOOL_HOST_DEVICE explicit operator float() const { return detail::float_from_half_bits(bits); }
 };
 
 struct BFloat16 {
     uint16_t bits;
 
     BFloat16() = default;
-    explicit BFloat16(float value) {  // rounded to nearest even
+    ONNXPOOL_HOST_DEVICE explicit BFloat16(float value) {  // rounded to nearest even
         const uint32_t wide = detail::bit_cast<uint32_t>(value);
         bits = value != value ? uint16_t{0x7fc0} : static_cast<uint16_t>((wide + 0x7fffu + ((wide >> 16) & 1u)) >> 16);
     }
-    explicit operator float() const { return detail::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+    ONNXPOOL_HOST_DEVICE explicit operator float() const {
+        return detail::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+    }
 };
 
 template <class T>
 inline constexpr bool is_half_precision = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
 
-// Sums: half precision is computed in float32, float32 in float64 (so that its result is the exact value rounded once,
-// but for the rarest ties), integers in int32.
+// Sums over windows: half precision is computed in float32, float32 and float64 as they are, integers in int32.
 template <class T>
 using accumulator_t =
-    std::conditional_t<is_half_precision<T>, float, std::conditional_t<std::is_integral_v<T>, int32_t, double>>;
+    std::conditional_t<is_half_precision<T>, float, std::conditional_t<std::is_integral_v<T>, int32_t, T>>;
+
+// Sums of powers, and sums over whole planes: float32 is computed in float64, so that the result is the exact value
+// rounded once, but for the rarest ties.
+template <class T>
+using wide_accumulator_t = std::conditional_t<std::is_same_v<T, float>, double, accumulator_t<T>>;
 
 // Comparisons: the type itself, or float32, which holds every half-precision value.
 template <class T>
@@ -98,7 +106,7 @@ using comparable_t = std::conditional_t<is_half_precision<T>, float, T>;
 
 // The type's lowest finite value.
 template <class T>
-constexpr comparable_t<T> lowest_finite() {
+ONNXPOOL_HOST_DEVICE constexpr comparable_t<T> lowest_finite() {
     if constexpr (std::is_same_v<T, Half>) return -0x1.ffcp15f;
     if constexpr (std::is_same_v<T, BFloat16>) return -0x1.fep127f;
     if constexpr (!is_half_precision<T>) return std::numeric_limits<T>::lowest();
@@ -106,7 +114,7 @@ constexpr comparable_t<T> lowest_finite() {
 
 // The type's smallest magnitude above zero.
 template <class T>
-constexpr comparable_t<T> smallest_magnitude() {
+ONNXPOOL_HOST_DEVICE constexpr comparable_t<T> smallest_magnitude() {
     if constexpr (std::is_same_v<T, Half>) return 0x1p-24f;
     if constexpr (std::is_same_v<T, BFloat16>) return 0x1p-133f;
     if constexpr (!is_half_precision<T>) return std::numeric_limits<T>::denorm_min();

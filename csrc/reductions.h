@@ -53,8 +53,8 @@ template <class A>
 struct Sum : PlainReduction {
     using Accumulator = A;
 
-    Accumulator identity() const { return 0; }
-    Accumulator combine(Accumulator a, Accumulator b) const { return a + b; }
+    ONNXPOOL_HOST_DEVICE Accumulator identity() const { return 0; }
+    ONNXPOOL_HOST_DEVICE Accumulator combine(Accumulator a, Accumulator b) const { return a + b; }
 };
 
 // Accumulators of which the larger one stays; NaN if there is one. The first one where they are equal.
@@ -62,56 +62,66 @@ template <class A>
 struct Largest : PlainReduction {
     using Accumulator = A;
 
-    Accumulator identity() const {
+    ONNXPOOL_HOST_DEVICE Accumulator identity() const {
         using Limits = std::numeric_limits<Accumulator>;
         return Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
     }
-    Accumulator combine(Accumulator a, Accumulator b) const {
+    ONNXPOOL_HOST_DEVICE Accumulator combine(Accumulator a, Accumulator b) const {
         const Accumulator larger = b > a ? b : a;  // two selections rather than one condition: no branch
         return b != b ? b : larger;
     }
 };
 
 // sum of data / number of data (with count_include_pad: of data and declared padding).
-template <class T>
-struct Average : Sum<accumulator_t<T>> {
+template <class T, class A = accumulator_t<T>>
+struct Average : Sum<A> {
     using Element = T;
-    using typename Sum<accumulator_t<T>>::Accumulator;
+    using typename Sum<A>::Accumulator;
     static constexpr bool kDivides = true;
     static constexpr bool kDifferentiable = true;
 
-    explicit Average(const Parameters&) {}
+    ONNXPOOL_HOST_DEVICE explicit Average(const Parameters&) {}
 
-    Accumulator lift(T x) const { return static_cast<Accumulator>(x); }
-    T finish(Accumulator mean) const { return static_cast<T>(mean); }
-    T empty() const { return static_cast<T>(Accumulator(0)); }
-    Accumulator gradient(Accumulator grad_y, Accumulator, Accumulator) const { return grad_y; }
+    ONNXPOOL_HOST_DEVICE Accumulator lift(T x) const { return static_cast<Accumulator>(x); }
+    ONNXPOOL_HOST_DEVICE T finish(Accumulator mean) const { return static_cast<T>(mean); }
+    ONNXPOOL_HOST_DEVICE T empty() const { return static_cast<T>(Accumulator(0)); }
+    ONNXPOOL_HOST_DEVICE Accumulator gradient(Accumulator grad_y, Accumulator, Accumulator) const { return grad_y; }
 };
 
-// The cube root. The sums of float32 elements have one that loops can be vectorised with, good to some 1e-16: Newton's
-// iteration for the inverse cube root, without a division, from a guess that divides the exponent by 3.
-template <class T, class A>
-inline A cube_root(A x) {
-    if constexpr (std::is_same_v<T, float>) {
+// The k-th root of a number >= 0 for k = 2, 3, 4, without a division or a call, so that loops can be vectorised: good
+// to 1e-14 in float64, to float32's last bits in float32. Not for subnormal numbers.
+template <int k, class A>
+ONNXPOOL_HOST_DEVICE inline A root_of(A x) {
+    // y = x^(-1/k), first by dividing the exponent by -k: within 3.5 %. Then y (1 - r)^(-1/k) for r = 1 - x y^k, by the
+    // beginning of its binomial series.
+    A y;
+    if constexpr (std::is_same_v<A, double>) {
+        constexpr uint32_t magic = k == 2 ? 0x5fe6ec57 : k == 3 ? 0x553ef0d9 : 0x4feb0be1;
         const uint64_t high_bits = detail::bit_cast<uint64_t>(x) >> 32;
-        const uint64_t third = (high_bits * 0xaaaaaaabu) >> 33;
-        A inverse = detail::bit_cast<A>((0x553ef0ffu - third) << 32);  // within 5 % for every normal number
-        for (int i = 0; i < 5; ++i) {
-            const A cube = inverse * inverse * inverse;
-            inverse = inverse * (4 - x * cube) * (1.0 / 3.0);
-        }
-        const A root = x * inverse * inverse;
-        return x > 0 && x <= std::numeric_limits<A>::max() ? root : x;  // 0, infinity and NaN are their own roots
+        const uint64_t divided = k == 2 ? high_bits >> 1 : k == 4 ? high_bits >> 2 : (high_bits * 0xaaaaaaabu) >> 33;
+        y = detail::bit_cast<A>((magic - divided) << 32);
     } else {
-        return std::cbrt(x);
+        constexpr uint32_t magic = k == 2 ? 0x5f3762b7 : k == 3 ? 0x54a2316d : 0x4f585f07;
+        y = detail::bit_cast<A>(magic - detail::bit_cast<uint32_t>(x) / k);
     }
+    constexpr A c1 = A(1) / k, c2 = c1 * (c1 + 1) / 2, c3 = c2 * (c1 + 2) / 3;
+    const auto residual = [x](A inverse) {
+        const A square = inverse * inverse;
+        return 1 - x * (k == 2 ? square : k == 3 ? square * inverse : square * square);
+    };
+    A r = residual(y);
+    y = y + y * (r * (c1 + r * (c2 + r * c3)));
+    r = residual(y);
+    y = y + y * (r * (c1 + r * c2));
+    const A root = x * (k == 2 ? y : k == 3 ? y * y : y * y * y);
+    return x > 0 && x <= std::numeric_limits<A>::max() ? root : x;  // 0, infinity and NaN are their own roots
 }
 
 // (sum over data of |x|^p)^(1/p). kExponent is p where a kernel is made for it, or 0.
 template <class T, int kExponent = 0>
-struct LpNorm : Sum<accumulator_t<T>> {
+struct LpNorm : Sum<wide_accumulator_t<T>> {
     using Element = T;
-    using typename Sum<accumulator_t<T>>::Accumulator;
+    using typename Sum<wide_accumulator_t<T>>::Accumulator;
     static constexpr bool kDifferentiable = true;
     static constexpr bool kGradientNeedsData = true;
 
@@ -122,33 +132,34 @@ struct LpNorm : Sum<accumulator_t<T>> {
     Accumulator p;
     bool no_power_vanishes;  // then a sum of 0 means that all data are 0
 
-    explicit LpNorm(const Parameters& parameters)
+    ONNXPOOL_HOST_DEVICE explicit LpNorm(const Parameters& parameters)
         : p(static_cast<Accumulator>(parameters.p)),
           no_power_vanishes(power(static_cast<Accumulator>(smallest_magnitude<T>())) >= kSmallestSafeSum) {}
 
-    Accumulator lift(T x) const { return power(std::abs(static_cast<Accumulator>(x))); }
-    T finish(Accumulator sum) const { return static_cast<T>(root(sum)); }
-    T empty() const { return static_cast<T>(Accumulator(0)); }
+    ONNXPOOL_HOST_DEVICE Accumulator lift(T x) const { return power(std::abs(static_cast<Accumulator>(x))); }
+    ONNXPOOL_HOST_DEVICE T finish(Accumulator sum) const { return static_cast<T>(root(sum)); }
+    ONNXPOOL_HOST_DEVICE T empty() const { return static_cast<T>(Accumulator(0)); }
 
     // Whether powers may have overflowed or vanished on the way to a representable result. Then the window is computed
     // again, with every |x| divided by the largest one (see ScaledLpNorm).
-    bool out_of_range(Accumulator sum) const {
+    ONNXPOOL_HOST_DEVICE bool out_of_range(Accumulator sum) const {
         const bool safe = sum >= kSmallestSafeSum && sum <= std::numeric_limits<Accumulator>::max();
         return !(safe || (sum == 0 && no_power_vanishes));
     }
 
     // sign(x) * (|x| / y)^(p-1), the derivative of y by x; 0 where y = 0, and sign(0) = 0.
-    Accumulator gradient(Accumulator grad_y, Accumulator x, Accumulator y) const {
+    ONNXPOOL_HOST_DEVICE Accumulator gradient(Accumulator grad_y, Accumulator x, Accumulator y) const {
         if (y == 0) return 0;
         const Accumulator sign = x > 0 ? Accumulator(1) : x < 0 ? Accumulator(-1) : x;
         const Accumulator ratio = std::abs(x) / y;
         if (is(1)) return grad_y * sign;
         if (is(2)) return grad_y * (sign * ratio);
         if (is(3)) return grad_y * (sign * (ratio * ratio));
+        if (is(4)) return grad_y * (sign * (ratio * ratio * ratio));
         return grad_y * (sign * std::pow(ratio, p - 1));
     }
 
-    Accumulator power(Accumulator base) const {
+    ONNXPOOL_HOST_DEVICE Accumulator power(Accumulator base) const {
         if (is(1)) return base;
         if (is(2)) return base * base;
         if (is(3)) return base * base * base;
@@ -156,11 +167,17 @@ struct LpNorm : Sum<accumulator_t<T>> {
         return std::pow(base, p);
     }
 
-    Accumulator root(Accumulator sum) const {
+    ONNXPOOL_HOST_DEVICE Accumulator root(Accumulator sum) const {
         if (is(1)) return sum;
-        if (is(2)) return std::sqrt(sum);
-        if (is(3)) return cube_root<T>(sum);
-        if (is(4)) return std::sqrt(std::sqrt(sum));
+        if constexpr (std::is_same_v<T, double>) {
+            if (is(2)) return std::sqrt(sum);
+            if (is(3)) return std::cbrt(sum);
+            if (is(4)) return std::sqrt(std::sqrt(sum));
+        } else {
+            if (is(2)) return root_of<2>(sum);
+            if (is(3)) return root_of<3>(sum);
+            if (is(4)) return root_of<4>(sum);
+        }
         const Accumulator root = std::pow(sum, 1 / p);
         if constexpr (!std::is_same_v<T, double>) return root;
         // The rounded exponent 1/p costs |log(sum)| / p units in the last place: one Newton step gives them back.
@@ -168,7 +185,7 @@ struct LpNorm : Sum<accumulator_t<T>> {
         return std::isfinite(correction) ? root - root * correction : root;
     }
 
-    bool is(int exponent) const { return kExponent ? kExponent == exponent : p == exponent; }
+    ONNXPOOL_HOST_DEVICE bool is(int exponent) const { return kExponent ? kExponent == exponent : p == exponent; }
 };
 
 // The p-norm of data divided by `scale`, the largest magnitude among them, times `scale`: no power overflows, and those
@@ -180,10 +197,14 @@ struct ScaledLpNorm : Sum<double> {
     LpNorm<double> norm;
     double scale;
 
-    ScaledLpNorm(const Parameters& parameters, double scale) : norm(parameters), scale(scale) {}
+    ONNXPOOL_HOST_DEVICE ScaledLpNorm(const Parameters& parameters, double scale) : norm(parameters), scale(scale) {}
 
-    double lift(T x) const { return norm.lift(static_cast<double>(static_cast<comparable_t<T>>(x)) / scale); }
-    T finish(double sum) const { return static_cast<T>(static_cast<comparable_t<T>>(scale * norm.root(sum))); }
+    ONNXPOOL_HOST_DEVICE double lift(T x) const {
+        return norm.lift(static_cast<double>(static_cast<comparable_t<T>>(x)) / scale);
+    }
+    ONNXPOOL_HOST_DEVICE T finish(double sum) const {
+        return static_cast<T>(static_cast<comparable_t<T>>(scale * norm.root(sum)));
+    }
 };
 
 // The largest magnitude of the data; NaN if there is one.
@@ -192,7 +213,7 @@ struct LargestMagnitude : Largest<comparable_t<T>> {
     using Element = T;
     using typename Largest<comparable_t<T>>::Accumulator;
 
-    Accumulator lift(T x) const { return std::abs(static_cast<Accumulator>(x)); }
+    ONNXPOOL_HOST_DEVICE Accumulator lift(T x) const { return std::abs(static_cast<Accumulator>(x)); }
 };
 
 // The maximum of the data; NaN if there is one.
@@ -201,11 +222,11 @@ struct Max : Largest<comparable_t<T>> {
     using Element = T;
     using typename Largest<comparable_t<T>>::Accumulator;
 
-    explicit Max(const Parameters&) {}
+    ONNXPOOL_HOST_DEVICE explicit Max(const Parameters&) {}
 
-    Accumulator lift(T x) const { return static_cast<Accumulator>(x); }
-    T finish(Accumulator maximum) const { return static_cast<T>(maximum); }
-    T empty() const { return static_cast<T>(lowest_finite<T>()); }
+    ONNXPOOL_HOST_DEVICE Accumulator lift(T x) const { return static_cast<Accumulator>(x); }
+    ONNXPOOL_HOST_DEVICE T finish(Accumulator maximum) const { return static_cast<T>(maximum); }
+    ONNXPOOL_HOST_DEVICE T empty() const { return static_cast<T>(lowest_finite<T>()); }
 };
 
 // The maximum and where it is first reached (the first NaN, if there is one); index -1 where there are no data.
@@ -219,21 +240,21 @@ struct MaxWithIndex : PlainReduction {
     static constexpr bool kIndexed = true;
     static constexpr bool kDifferentiable = !std::is_integral_v<T>;
 
-    explicit MaxWithIndex(const Parameters&) {}
+    ONNXPOOL_HOST_DEVICE explicit MaxWithIndex(const Parameters&) {}
 
-    Accumulator identity() const { return {lowest_finite<T>(), -1}; }
-    Accumulator lift(T x, int64_t index) const { return {static_cast<comparable_t<T>>(x), index}; }
-    Accumulator combine(const Accumulator& a, const Accumulator& b) const {
+    ONNXPOOL_HOST_DEVICE Accumulator identity() const { return {lowest_finite<T>(), -1}; }
+    ONNXPOOL_HOST_DEVICE Accumulator lift(T x, int64_t index) const { return {static_cast<comparable_t<T>>(x), index}; }
+    ONNXPOOL_HOST_DEVICE Accumulator combine(const Accumulator& a, const Accumulator& b) const {
         const bool first_nan = b.value != b.value && a.value == a.value;
         return b.value > a.value || first_nan || a.index < 0 ? b : a;
     }
-    T finish(const Accumulator& best) const { return static_cast<T>(best.value); }
-    T empty() const { return static_cast<T>(lowest_finite<T>()); }
+    ONNXPOOL_HOST_DEVICE T finish(const Accumulator& best) const { return static_cast<T>(best.value); }
+    ONNXPOOL_HOST_DEVICE T empty() const { return static_cast<T>(lowest_finite<T>()); }
 };
 
 // The integer nearest to `value` (halves to even) plus `offset`, saturated to T.
 template <class T>
-inline T saturate(float value, int32_t offset) {
+ONNXPOOL_HOST_DEVICE inline T saturate(float value, int32_t offset) {
     const auto lowest = static_cast<float>(std::numeric_limits<T>::min() - offset);
     const auto highest = static_cast<float>(std::numeric_limits<T>::max() - offset);
     const float clamped = value < lowest ? lowest : value > highest ? highest : value;
@@ -241,7 +262,7 @@ inline T saturate(float value, int32_t offset) {
 }
 
 // What turns a sum of a plane's quantised elements into their quantised average.
-inline float requantization_scale(const Parameters& parameters) {
+ONNXPOOL_HOST_DEVICE inline float requantization_scale(const Parameters& parameters) {
     return parameters.x_scale / (parameters.y_scale * static_cast<float>(parameters.plane_size));
 }
 
@@ -255,18 +276,18 @@ struct QuantizedGlobalAverage : Sum<uint32_t> {  // wraps modulo 2^32
     float scale;
     int32_t y_zero_point;
 
-    explicit QuantizedGlobalAverage(const Parameters& parameters)
+    ONNXPOOL_HOST_DEVICE explicit QuantizedGlobalAverage(const Parameters& parameters)
         : sum_of_zero_points(static_cast<uint32_t>(parameters.x_zero_point) *
                              static_cast<uint32_t>(parameters.plane_size)),
           scale(requantization_scale(parameters)),
           y_zero_point(parameters.y_zero_point) {}
 
-    Accumulator lift(T x) const { return static_cast<uint32_t>(static_cast<int32_t>(x)); }
-    T finish(Accumulator sum) const {
+    ONNXPOOL_HOST_DEVICE Accumulator lift(T x) const { return static_cast<uint32_t>(static_cast<int32_t>(x)); }
+    ONNXPOOL_HOST_DEVICE T finish(Accumulator sum) const {
         const auto centered = static_cast<int32_t>(sum - sum_of_zero_points);
         return saturate<T>(static_cast<float>(centered) * scale, y_zero_point);
     }
-    T empty() const { return static_cast<T>(y_zero_point); }
+    ONNXPOOL_HOST_DEVICE T empty() const { return static_cast<T>(y_zero_point); }
 };
 
 // com.microsoft QLinearAveragePool: dequantised, averaged and quantised in float32, as onnxruntime does. Its data have
@@ -279,16 +300,16 @@ struct QuantizedAverage : Sum<float> {
 
     Parameters parameters;
 
-    explicit QuantizedAverage(const Parameters& parameters) : parameters(parameters) {}
+    ONNXPOOL_HOST_DEVICE explicit QuantizedAverage(const Parameters& parameters) : parameters(parameters) {}
 
-    Accumulator lift(T x) const {
+    ONNXPOOL_HOST_DEVICE Accumulator lift(T x) const {
         return parameters.x_scale * static_cast<float>(static_cast<int32_t>(x) - parameters.x_zero_point);
     }
-    T finish(Accumulator mean) const {
+    ONNXPOOL_HOST_DEVICE T finish(Accumulator mean) const {
         const float shifted = mean / parameters.y_scale + static_cast<float>(parameters.y_zero_point);
         return saturate<T>(shifted, 0);
     }
-    T empty() const { return static_cast<T>(parameters.y_zero_point); }
+    ONNXPOOL_HOST_DEVICE T empty() const { return static_cast<T>(parameters.y_zero_point); }
 };
 
 }  // namespace onnxpool

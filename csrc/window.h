@@ -4,12 +4,7 @@
 #include <cstdint>
 
 #include "geometry.h"
-
-#if defined(__CUDACC__)
-#define ONNXPOOL_HOST_DEVICE __host__ __device__ inline
-#else
-#define ONNXPOOL_HOST_DEVICE inline
-#endif
+#include "host_device.h"
 
 namespace onnxpool {
 
@@ -21,13 +16,13 @@ struct Range {
 };
 
 // How many of the taps start, start + dilation, ... (at most `kernel`) lie below `limit`.
-ONNXPOOL_HOST_DEVICE int64_t taps_below(const Axis& axis, int64_t start, int64_t limit) {
+ONNXPOOL_HOST_DEVICE inline int64_t taps_below(const Axis& axis, int64_t start, int64_t limit) {
     if (start + (axis.kernel - 1) * axis.dilation < limit) return axis.kernel;
     return start < limit ? (limit - start + axis.dilation - 1) / axis.dilation : 0;
 }
 
 // The data of window `output`: its taps t with 0 <= t < input.
-ONNXPOOL_HOST_DEVICE Range data_taps(const Axis& axis, int64_t output) {
+ONNXPOOL_HOST_DEVICE inline Range data_taps(const Axis& axis, int64_t output) {
     const int64_t start = output * axis.stride - axis.pad_begin;
     const int64_t skipped = start < 0 ? (-start + axis.dilation - 1) / axis.dilation : 0;
     const int64_t count = taps_below(axis, start, axis.input) - skipped;
@@ -35,12 +30,12 @@ ONNXPOOL_HOST_DEVICE Range data_taps(const Axis& axis, int64_t output) {
 }
 
 // Data and declared padding of window `output`: overhang (t >= input + pad_end, only with ceil_mode) never counts.
-ONNXPOOL_HOST_DEVICE int64_t declared_count(const Axis& axis, int64_t output) {
+ONNXPOOL_HOST_DEVICE inline int64_t declared_count(const Axis& axis, int64_t output) {
     return taps_below(axis, output * axis.stride - axis.pad_begin, axis.input + axis.pad_end);
 }
 
 // The inverse: the windows that have a tap at input position `input`, for gradients by gathering.
-ONNXPOOL_HOST_DEVICE Range covering_windows(const Axis& axis, int64_t input) {
+ONNXPOOL_HOST_DEVICE inline Range covering_windows(const Axis& axis, int64_t input) {
     const int64_t padded = input + axis.pad_begin;  // window o covers it where padded - o * stride = j * dilation
     const int64_t reach = (axis.kernel - 1) * axis.dilation;
     int64_t first = padded > reach ? (padded - reach + axis.stride - 1) / axis.stride : 0;

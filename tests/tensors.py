@@ -95,13 +95,15 @@ def largest_window(case: Case) -> int:
 def accumulated_error(case: Case, dtype: str) -> np.ndarray | float:
     """The rounding errors that a sum over a window may have gathered before its one rounding to the result's type.
 
-    Sums of half-precision data are float32, all others float64. Recursive summation of n terms errs by at most
-    n * u * sum |x|, which matters where terms of opposite sign cancel; norms have no such terms."""
+    Averages of half-precision and float32 windows are summed in float32, all others in float64. Recursive summation of
+    n terms errs by at most n * u * sum |x|, which matters where terms of opposite sign cancel; norms have no such
+    terms."""
     if "Average" not in case.operator:
         return 0.0
     x = case.inputs(dtype)[0].astype(np.float64)
     finite = np.where(np.isfinite(x), np.abs(x), 0.0)
-    unit = 2.0**-24 if dtype in ("float16", "bfloat16") else 2.0**-53
+    in_float32 = dtype in ("float16", "bfloat16") or (dtype == "float32" and case.operator == "AveragePool")
+    unit = 2.0**-24 if in_float32 else 2.0**-53
     return largest_window(case) * unit * oracle.FORWARD[case.operator](finite, **case.attributes)
 
 

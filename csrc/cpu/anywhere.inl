@@ -25,24 +25,29 @@ inline void reduce_window(const R& reduction, const Call& call, const Range* tap
                 }
             }
         });
-    } else {
+    } else if constexpr (R::kInOrder) {
         for_each_row<1>(taps, rank, {strides}, [&](const int64_t (&offsets)[1], const int64_t*) {
-            const auto* row = plane + offsets[0];
-            if (lanes == 1) {
-                typename R::Accumulator accumulator = accumulators[0];
-                for (int64_t i = 0; i < last.count; ++i) {
-                    accumulator = reduction.combine(accumulator, reduction.lift(row[i * step]));
-                }
-                accumulators[0] = accumulator;
-            } else {
-                for (int64_t i = 0; i < last.count; ++i) {
-                    for (int64_t lane = 0; lane < lanes; ++lane) {
-                        accumulators[lane] =
-                            reduction.combine(accumulators[lane], reduction.lift(row[i * step + lane]));
-                    }
+            for (int64_t i = 0; i < last.count; ++i) {
+                const auto* x = plane + offsets[0] + i * step;
+                for (int64_t lane = 0; lane < lanes; ++lane) {
+                    accumulators[lane] = reduction.combine(accumulators[lane], reduction.lift(x[lane * lane_stride]));
                 }
             }
         });
+    } else {  // rows first, then along the row, as all kernels do
+        typename R::Accumulator column[kChannelBlock];
+        for (int64_t i = 0; i < last.count; ++i) {
+            for (int64_t lane = 0; lane < lanes; ++lane) column[lane] = reduction.identity();
+            for_each_row<1>(taps, rank, {strides}, [&](const int64_t (&offsets)[1], const int64_t*) {
+                const auto* x = plane + offsets[0] + i * step;
+                for (int64_t lane = 0; lane < lanes; ++lane) {
+                    column[lane] = reduction.combine(column[lane], reduction.lift(x[lane * lane_stride]));
+                }
+            });
+            for (int64_t lane = 0; lane < lanes; ++lane) {
+                accumulators[lane] = reduction.combine(accumulators[lane], column[lane]);
+            }
+        }
     }
 }
 
@@ -115,7 +120,7 @@ void forward_anywhere(const Call& call, int64_t begin, int64_t end) {
 template <class R>
 void backward_anywhere(const Call& call, int64_t begin, int64_t end) {
     using T = typename R::Element;
-    using Sum = accumulator_t<T>;
+    using Sum = wide_accumulator_t<T>;
     const R reduction(call.parameters);
     const Geometry& geometry = call.geometry;
     const int last = geometry.rank - 1;

@@ -37,9 +37,8 @@ void forward_channels_contiguous(const Call& call, int64_t begin, int64_t end) {
             combine_elements(reduction, results, window, 0, lanes, 1);
             if constexpr (R::kDivides) {
                 const auto divided_by = static_cast<Accumulator>(divisor);
-                const Accumulator reciprocal = 1 / divided_by;
                 for (int64_t lane = 0; lane < lanes; ++lane) {
-                    y[lane] = reduction.finish(quotient<T>(results[lane], divided_by, reciprocal));
+                    y[lane] = reduction.finish(results[lane] / divided_by);
                 }
             } else {
                 for (int64_t lane = 0; lane < lanes; ++lane) y[lane] = reduction.finish(results[lane]);

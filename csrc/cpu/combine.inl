@@ -74,18 +74,3 @@ template <class A>
 const Largest<A>& combiner_of(const Largest<A>& reduction) {
     return reduction;
 }
-
-// a / divisor, correctly rounded, with `reciprocal` = 1 / divisor at hand. For sums of float32 elements in float64 two
-// fused multiply-adds repair what multiplying by the reciprocal costs: no product is subnormal there.
-template <class T, class A>
-inline A quotient(A a, A divisor, [[maybe_unused]] A reciprocal) {
-#if defined(ONNXPOOL_FUSED_MULTIPLY_ADD)
-    if constexpr (std::is_same_v<T, float>) {
-        const A approximate = a * reciprocal;
-        const A remainder = __builtin_fma(-approximate, divisor, a);
-        const A corrected = __builtin_fma(remainder, reciprocal, approximate);
-        return approximate - approximate == 0 ? corrected : approximate;  // not for infinities
-    }
-#endif
-    return a / divisor;
-}

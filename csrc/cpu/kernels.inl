@@ -14,13 +14,21 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 
 // ---- Which kernel does a call ----
 
-inline bool is_whole_plane(const Call& call) {
+// One window has all data of a plane, and no padding.
+inline bool spans_plane(const Geometry& geometry) {
+    for (int a = 0; a < geometry.rank; ++a) {
+        const Axis& axis = geometry.axes[a];
+        if (axis.kernel != axis.input || axis.output != 1 || axis.dilation != 1 || axis.pad_begin != 0) return false;
+    }
+    return true;
+}
+
+inline bool has_contiguous_planes(const Call& call) {
     int64_t stride = 1;
     for (int a = call.geometry.rank - 1; a >= 0; --a) {
-        const Axis& axis = call.geometry.axes[a];
-        if (axis.kernel != axis.input || axis.output != 1 || axis.dilation != 1 || axis.pad_begin != 0) return false;
-        if (axis.input > 1 && call.x.strides[2 + a] != stride) return false;
-        stride *= axis.input;
+        const int64_t size = call.geometry.axes[a].input;
+        if (size > 1 && call.x.strides[2 + a] != stride) return false;
+        stride *= size;
     }
     return true;
 }
@@ -52,7 +60,7 @@ struct AnyExponent<LpNorm<T, kExponent>> {
 };
 
 template <class R>
-Task plan_forward_of(const Call& call) {
+Task plan_window(const Call& call) {
     const Geometry& geometry = call.geometry;
     Task task{forward_anywhere<typename AnyExponent<R>::type>,
               count_rows(call, [](const Axis& axis) { return axis.output; }),
@@ -64,19 +72,43 @@ Task plan_forward_of(const Call& call) {
         }
     }
     if constexpr (!R::kIndexed && !R::kInOrder) {
-        if (is_whole_plane(call)) {
-            return {forward_planes<R>, geometry.batch * geometry.channels, task.elements_per_unit};
-        }
         if (has_contiguous_rows(call)) task.run = forward_rows_contiguous<R>;
     }
     return task;
+}
+
+// How to compute one window that spans the plane. Its sum is a wide one: see wide_accumulator_t.
+template <class R>
+Task plan_plane(const Call& call) {
+    if constexpr (!R::kIndexed && !R::kInOrder) {
+        if (has_contiguous_planes(call)) {
+            const Geometry& geometry = call.geometry;
+            return {forward_planes<R>, geometry.batch * geometry.channels, elements_per_row(call, 1)};
+        }
+    }
+    return plan_window<R>(call);
+}
+
+template <class R>
+struct WideSums {
+    using type = R;
+};
+template <class T>
+struct WideSums<Average<T>> {
+    using type = Average<T, wide_accumulator_t<T>>;
+};
+
+template <class R>
+Task plan_forward_of(const Call& call) {
+    if (spans_plane(call.geometry)) return plan_plane<typename WideSums<R>::type>(call);
+    return plan_window<R>(call);
 }
 
 template <class R>
 Task plan_backward_of(const Call& call) {
     if constexpr (R::kDifferentiable) {
         const Geometry& geometry = call.geometry;
-        return {backward_anywhere<typename AnyExponent<R>::type>,
+        return {backward_anywhere<typename AnyExponent<typename WideSums<R>::type>::type>,
                 count_rows(call, [](const Axis& axis) { return axis.input; }),
                 elements_per_row(call, geometry.axes[geometry.rank - 1].input)};
     }
@@ -125,12 +157,15 @@ using L2Norm = LpNorm<T, 2>;
 template <class T>
 using L3Norm = LpNorm<T, 3>;
 template <class T>
+using L4Norm = LpNorm<T, 4>;
+template <class T>
 using AnyNorm = LpNorm<T>;
 
 Plans for_norm(ElementType type, double p) {
     if (p == 1) return for_floating_point<L1Norm>(type);
     if (p == 2) return for_floating_point<L2Norm>(type);
     if (p == 3) return for_floating_point<L3Norm>(type);
+    if (p == 4) return for_floating_point<L4Norm>(type);
     return for_floating_point<AnyNorm>(type);
 }
 

@@ -10,7 +10,6 @@
 #pragma GCC target("avx2,fma,f16c,bmi2")
 #endif
 
-#define ONNXPOOL_FUSED_MULTIPLY_ADD
 #define ONNXPOOL_ISA avx2
 #include "kernels.inl"
 

@@ -11,7 +11,6 @@
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2,prefer-vector-width=512")
 #endif
 
-#define ONNXPOOL_FUSED_MULTIPLY_ADD
 #define ONNXPOOL_ISA avx512
 #include "kernels.inl"
 

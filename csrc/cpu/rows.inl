@@ -22,7 +22,6 @@ struct RowPlan {
     std::vector<const Accumulator*> taps;  // tap j of window o is taps[j][o]
     std::vector<TapCounts> counts;
     std::vector<Accumulator> divisors;
-    std::vector<Accumulator> reciprocals;
     TapCounts divided_for{0, 0, 0};
 
     RowPlan(const R& reduction, const Axis& axis) : axis(axis), results(axis.output) {
@@ -54,10 +53,8 @@ struct RowPlan {
         if (outer.data == divided_for.data && outer.declared == divided_for.declared) return;
         divided_for = outer;
         divisors.resize(axis.output);
-        reciprocals.resize(axis.output);
         for (int64_t output = 0; output < axis.output; ++output) {
             divisors[output] = static_cast<Accumulator>(std::max(1.0, (outer * counts[output]).divisor(parameters)));
-            reciprocals[output] = 1 / divisors[output];
         }
     }
 };
@@ -96,9 +93,8 @@ void forward_rows_contiguous(const Call& call, int64_t begin, int64_t end) {
         if constexpr (R::kDivides) {
             plan.set_divisors(outer, call.parameters);
             const Accumulator* divisors = plan.divisors.data();
-            const Accumulator* reciprocals = plan.reciprocals.data();
             for (int64_t o = 0; o < axis.output; ++o) {
-                y[o] = reduction.finish(quotient<T>(results[o], divisors[o], reciprocals[o]));
+                y[o] = reduction.finish(results[o] / divisors[o]);
             }
         } else {
             for (int64_t o = 0; o < axis.output; ++o) y[o] = reduction.finish(results[o]);
