@@ -1,0 +1,12 @@
+#include "plan.cuh"
+
+namespace onnxpool::cuda {
+
+template <class T>
+using PlainAverage = Average<T>;
+
+bool enqueue_average(Direction direction, ElementType type, const Call& call, const Context& context) {
+    return enqueue_floating_point<PlainAverage>(direction, type, call, context);
+}
+
+}  // namespace onnxpool::cuda

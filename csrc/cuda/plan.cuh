@@ -1,0 +1,144 @@
+// Which kernel does a call, and from run-time to compile-time types.
+#pragma once
+
+#include "gradient.cuh"
+#include "window.cuh"
+
+namespace onnxpool::cuda {
+
+// Where speed is no aim, one kernel serves all exponents.
+template <class R>
+struct AnyExponent {
+    using type = R;
+};
+template <class T, int kExponent>
+struct AnyExponent<LpNorm<T, kExponent>> {
+    using type = LpNorm<T>;
+};
+
+// Sums over whole planes, and those of gradients, are wide.
+template <class R>
+struct WideSums {
+    using type = R;
+};
+template <class T>
+struct WideSums<Average<T>> {
+    using type = Average<T, wide_accumulator_t<T>>;
+};
+
+template <class Space, class Kernel>
+void launch_places(Kernel kernel, const Problem<Space>& problem, const Context& context) {
+    launch(kernel, blocks_for(problem.places.count), 0, context.stream, problem);
+}
+
+template <class Space>
+Problem<Space> outputs_of(const Call& call, int lanes) {
+    Problem<Space> problem(call);
+    problem.number(call, &Problem<Space>::AxisType::output, lanes);
+    return problem;
+}
+
+template <class Space>
+Problem<Space> inputs_of(const Call& call, int lanes) {
+    Problem<Space> problem(call);
+    problem.number(call, &Problem<Space>::AxisType::input, lanes);
+    return problem;
+}
+
+// One window has all data of a plane, and no padding.
+inline bool is_global(const Geometry& geometry) {
+    return std::all_of(geometry.axes, geometry.axes + geometry.rank, [](const Axis& axis) {
+        return axis.kernel == axis.input && axis.output == 1 && axis.dilation == 1 && axis.pad_begin == 0;
+    });
+}
+
+template <class R>
+void forward_windows(const Call& call, const Context& context) {
+    using T = typename R::Element;
+    using General = typename AnyExponent<R>::type;
+    constexpr int lanes = kVectorLanes<T>;
+    if (!is_small(call)) {
+        return launch_places(forward_by_window<General, Any, 1>, outputs_of<Any>(call, 1), context);
+    }
+    const auto has_vectors = [&](const Operand& operand, int size) { return has_channel_vectors(call, operand, size); };
+    if (call.channels_innermost && has_vectors(call.x, sizeof(T)) && has_vectors(call.y, sizeof(T)) &&
+        has_vectors(call.indices, sizeof(int64_t))) {
+        return launch_places(forward_by_window<R, Small, lanes>, outputs_of<Small>(call, lanes), context);
+    }
+    launch_places(forward_by_window<General, Small, 1>, outputs_of<Small>(call, 1), context);
+}
+
+template <class R>
+void forward_of(const Call& call, const Context& context) {
+    if (is_global(call.geometry)) return forward_windows<typename WideSums<R>::type>(call, context);
+    forward_windows<R>(call, context);
+}
+
+template <class R>
+void backward_of(const Call& call, const Context& context) {
+    using T = typename R::Element;
+    using General = typename AnyExponent<typename WideSums<R>::type>::type;
+    constexpr int lanes = kVectorLanes<T>;
+    if (!is_small(call)) {
+        return launch_places(backward_by_window<General, Any, 1>, inputs_of<Any>(call, 1), context);
+    }
+    const auto has_vectors = [&](const Operand& operand, int size) { return has_channel_vectors(call, operand, size); };
+    if (call.channels_innermost && has_vectors(call.x, sizeof(T)) && has_vectors(call.y, sizeof(T)) &&
+        has_vectors(call.indices, sizeof(int64_t)) && has_vectors(call.grad_y, sizeof(T)) &&
+        has_vectors(call.grad_x, sizeof(T))) {
+        return launch_places(backward_by_window<General, Small, lanes>, inputs_of<Small>(call, lanes), context);
+    }
+    launch_places(backward_by_window<General, Small, 1>, inputs_of<Small>(call, 1), context);
+}
+
+enum class Direction { kForward, kBackward };
+
+template <class R>
+bool enqueue(Direction direction, const Call& call, const Context& context) {
+    if (direction == Direction::kForward) {
+        forward_of<R>(call, context);
+        return true;
+    }
+    if constexpr (R::kDifferentiable) {
+        backward_of<R>(call, context);
+        return true;
+    }
+    return false;
+}
+
+template <template <class> class R>
+bool enqueue_floating_point(Direction direction, ElementType type, const Call& call, const Context& context) {
+    switch (type) {
+        case ElementType::kFloat16:
+            return enqueue<R<Half>>(direction, call, context);
+        case ElementType::kBFloat16:
+            return enqueue<R<BFloat16>>(direction, call, context);
+        case ElementType::kFloat32:
+            return enqueue<R<float>>(direction, call, context);
+        case ElementType::kFloat64:
+            return enqueue<R<double>>(direction, call, context);
+        default:
+            return false;
+    }
+}
+
+template <template <class> class R>
+bool enqueue_bytes(Direction direction, ElementType type, const Call& call, const Context& context) {
+    switch (type) {
+        case ElementType::kInt8:
+            return enqueue<R<int8_t>>(direction, call, context);
+        case ElementType::kUInt8:
+            return enqueue<R<uint8_t>>(direction, call, context);
+        default:
+            return false;
+    }
+}
+
+// One of these for each reduction, each in a file of its own.
+bool enqueue_average(Direction direction, ElementType type, const Call& call, const Context& context);
+bool enqueue_norm(Direction direction, ElementType type, const Call& call, const Context& context);
+bool enqueue_max(Direction direction, ElementType type, const Call& call, const Context& context);
+bool enqueue_max_with_index(Direction direction, ElementType type, const Call& call, const Context& context);
+bool enqueue_quantized(Reduction reduction, ElementType type, const Call& call, const Context& context);
+
+}  // namespace onnxpool::cuda

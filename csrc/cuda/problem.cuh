@@ -1,0 +1,239 @@
+// A call as kernels see it: passed by value, with strides and sizes in as few bits as they need.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "../window.h"
+#include "kernels.h"
+#include "launch.cuh"
+
+namespace onnxpool::cuda {
+
+// A positive number to divide by, known before the launch. 32-bit ones are divided by with a multiplication and a shift
+// (Granlund and Montgomery, "Division by Invariant Integers using Multiplication").
+template <class Integer>
+struct Divider {
+    Integer value = 1;
+
+    Divider() = default;
+    explicit Divider(Integer value) : value(value) {}
+    ONNXPOOL_HOST_DEVICE operator Integer() const { return value; }
+};
+
+template <>
+struct Divider<int32_t> {
+    int32_t value = 1;
+    uint32_t multiplier = 1;
+    int shift = 0;
+
+    Divider() = default;
+    explicit Divider(int32_t value) : value(value) {
+        while ((int64_t{1} << shift) < value) ++shift;
+        const uint64_t excess = (uint64_t{1} << shift) - static_cast<uint64_t>(value);
+        multiplier = static_cast<uint32_t>((excess << 32) / static_cast<uint64_t>(value) + 1);
+    }
+    ONNXPOOL_HOST_DEVICE operator int32_t() const { return value; }
+
+    // Of a numerator >= 0.
+    ONNXPOOL_HOST_DEVICE friend int32_t operator/(int32_t numerator, const Divider& divider) {
+        const auto n = static_cast<uint32_t>(numerator);
+        const auto high = static_cast<uint32_t>((static_cast<uint64_t>(n) * divider.multiplier) >> 32);
+        return static_cast<int32_t>((high + n) >> divider.shift);
+    }
+    ONNXPOOL_HOST_DEVICE friend int64_t operator/(int64_t numerator, const Divider& divider) {
+        return numerator <= std::numeric_limits<int32_t>::max() ? static_cast<int32_t>(numerator) / divider
+                                                                : numerator / divider.value;
+    }
+    ONNXPOOL_HOST_DEVICE friend int32_t operator%(int32_t numerator, const Divider& divider) {
+        return numerator - numerator / divider * divider.value;
+    }
+};
+
+// How sizes and offsets within a plane are counted. Nearly every call fits into three axes of 32-bit numbers, which
+// stay in registers; calls with fewer axes get axes of size 1 in front.
+struct Small {
+    using Index = int32_t;
+    using Count = int32_t;  // of a window's taps
+    static constexpr int kRank = 3;
+    ONNXPOOL_HOST_DEVICE static constexpr int rank(int) { return kRank; }
+};
+
+struct Any {
+    using Index = int64_t;
+    using Count = double;  // three axes of huge windows have more taps than int64 can count
+    static constexpr int kRank = kMaxSpatialRank;
+    ONNXPOOL_HOST_DEVICE static constexpr int rank(int given) { return given; }
+};
+
+// An Axis for window.h.
+template <class Integer>
+struct DeviceAxis {
+    Integer input = 1;
+    Integer output = 1;
+    Integer kernel = 1;
+    Divider<Integer> stride;
+    Divider<Integer> dilation;
+    Integer pad_begin = 0;
+    Integer pad_end = 0;
+};
+
+// A tensor, or the values of Indices: where the elements of a plane lie.
+template <class Space>
+struct View {
+    using Index = typename Space::Index;
+
+    void* data = nullptr;
+    int64_t image_stride = 0;
+    int64_t channel_stride = 0;
+    Index strides[Space::kRank] = {};
+
+    template <class T>
+    __device__ T* plane(int64_t image, int64_t channel) const {
+        return static_cast<T*>(data) + image * image_stride + channel * channel_stride;
+    }
+    __device__ Index offset(const Index* position, int rank) const {
+        Index sum = 0;
+#pragma unroll
+        for (int a = 0; a < Space::rank(rank); ++a) sum += position[a] * strides[a];
+        return sum;
+    }
+};
+
+// A place in a tensor.
+template <class Space>
+struct Position {
+    int64_t image;
+    int64_t channel;
+    typename Space::Index spatial[Space::kRank];
+};
+
+// The places of a tensor, some channels at a time, numbered in the order of its memory: [N, C, D1, ..., Dr], or
+// [N, D1, ..., Dr, C] with channels innermost.
+template <class Space>
+struct Places {
+    using Index = typename Space::Index;
+
+    int64_t count = 0;
+    int rank = Space::kRank;
+    int lanes = 1;  // channels of a place
+    bool channels_innermost = false;
+    Divider<Index> channel_blocks;
+    Divider<Index> sizes[Space::kRank];
+
+    __device__ Position<Space> operator[](int64_t number) const {
+        Position<Space> position;
+        if (channels_innermost) position.channel = take(number, channel_blocks) * lanes;
+#pragma unroll
+        for (int i = 1; i <= Space::rank(rank); ++i) {
+            const int a = Space::rank(rank) - i;
+            position.spatial[a] = static_cast<Index>(take(number, sizes[a]));
+        }
+        if (!channels_innermost) position.channel = take(number, channel_blocks) * lanes;
+        position.image = number;
+        return position;
+    }
+
+private:
+    // The last digit of a number in a mixed-radix system, which it loses.
+    static __device__ int64_t take(int64_t& number, const Divider<Index>& radix) {
+        const int64_t quotient = number / radix;
+        const int64_t digit = number - quotient * static_cast<int64_t>(radix);
+        number = quotient;
+        return digit;
+    }
+};
+
+template <class Space>
+struct Problem {
+    using Index = typename Space::Index;
+    using AxisType = DeviceAxis<Index>;
+
+    Parameters parameters;
+    int rank = Space::kRank;
+    AxisType axes[Space::kRank];
+    Places<Space> places;  // of the tensor that is written
+    View<Space> x, y, indices, grad_y, grad_x;
+    View<Space> flat;  // the values of Indices
+
+    explicit Problem(const Call& call) : parameters(call.parameters), rank(Space::rank(call.geometry.rank)) {
+        const Geometry& geometry = call.geometry;
+        for (int a = 0; a < geometry.rank; ++a) {
+            const Axis& given = geometry.axes[a];
+            AxisType& axis = axes[rank - geometry.rank + a];
+            axis.input = static_cast<Index>(given.input);
+            axis.output = static_cast<Index>(given.output);
+            axis.kernel = static_cast<Index>(given.kernel);
+            axis.stride = Divider<Index>(static_cast<Index>(given.stride));
+            axis.dilation = Divider<Index>(static_cast<Index>(given.dilation));
+            axis.pad_begin = static_cast<Index>(given.pad_begin);
+            axis.pad_end = static_cast<Index>(given.pad_end);
+        }
+        x = view(call, call.x);
+        y = view(call, call.y);
+        indices = view(call, call.indices);
+        grad_y = view(call, call.grad_y);
+        grad_x = view(call, call.grad_x);
+        flat = view(call, {nullptr, call.index_strides});
+    }
+
+    // The places are those of outputs or of inputs.
+    void number(const Call& call, Index AxisType::* size, int lanes) {
+        places.rank = rank;
+        places.lanes = lanes;
+        places.channels_innermost = call.channels_innermost;
+        const int64_t channel_blocks = ceil_div(call.geometry.channels, lanes);
+        places.channel_blocks = Divider<Index>(static_cast<Index>(channel_blocks));
+        places.count = call.geometry.batch * channel_blocks;
+        for (int a = 0; a < rank; ++a) {
+            places.sizes[a] = Divider<Index>(axes[a].*size);
+            places.count *= axes[a].*size;
+        }
+    }
+
+private:
+    View<Space> view(const Call& call, const Operand& operand) const {
+        View<Space> view;
+        if (!operand.strides) return view;
+        view.data = operand.data;
+        view.image_stride = operand.strides[0];
+        view.channel_stride = operand.strides[1];
+        for (int a = 0; a < call.geometry.rank; ++a) {
+            view.strides[rank - call.geometry.rank + a] = static_cast<Index>(operand.strides[2 + a]);
+        }
+        return view;
+    }
+};
+
+// Whether everything that kernels compute within a plane fits into 31 bits.
+inline bool is_small(const Call& call) {
+    constexpr auto limit = static_cast<double>(1 << 30);
+    const Geometry& geometry = call.geometry;
+    if (geometry.rank > Small::kRank || static_cast<double>(geometry.channels) > limit) return false;
+    double taps = 1;
+    for (int a = 0; a < geometry.rank; ++a) {
+        const Axis& axis = geometry.axes[a];
+        const double padded = static_cast<double>(axis.input) + static_cast<double>(axis.pad_begin + axis.pad_end);
+        const double reach = static_cast<double>(axis.output) * static_cast<double>(axis.stride) +
+                             static_cast<double>(axis.kernel) * static_cast<double>(axis.dilation);
+        taps *= static_cast<double>(axis.kernel);
+        if (padded + reach + static_cast<double>(axis.stride) > limit) return false;
+    }
+    if (taps > limit) return false;
+    const auto plane_fits = [&](const int64_t* strides, int64_t Axis::* size) {
+        double reach = 0;
+        for (int a = 0; strides && a < geometry.rank; ++a) {
+            reach += static_cast<double>(geometry.axes[a].*size) * static_cast<double>(strides[2 + a]);
+        }
+        return reach <= limit;
+    };
+    for (const Operand& operand : {call.x, call.grad_x, Operand{nullptr, call.index_strides}}) {
+        if (!plane_fits(operand.strides, &Axis::input)) return false;
+    }
+    for (const Operand& operand : {call.y, call.indices, call.grad_y}) {
+        if (!plane_fits(operand.strides, &Axis::output)) return false;
+    }
+    return true;
+}
+
+}  // namespace onnxpool::cuda

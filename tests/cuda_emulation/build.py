@@ -1,0 +1,51 @@
+"""Builds the operators over the emulated CUDA kernels: a library that, once loaded, replaces the CPU kernels.
+
+python build.py FOLDER [--sanitize]
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).parent
+CSRC = HERE.parents[1] / "csrc"
+TORCH = Path(torch.__file__).parent
+SOURCES = [*sorted(CSRC.glob("cuda/*.cu")), HERE / "bindings.cpp", HERE / "emulation.cpp"]
+
+FLAGS = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
+MACROS = ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-DONNXPOOL_LARGEST_GRID=5"]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-sanitize=vptr", "-fno-omit-frame-pointer", "-g1"]
+
+
+def build(folder: Path, sanitize: bool = False) -> Path:
+    """Compiles into a folder; returns the library."""
+    folder.mkdir(parents=True, exist_ok=True)
+    flags = [*FLAGS, *MACROS, *(SANITIZERS if sanitize else [])]
+    includes = [f"-I{HERE}", "-isystem", str(TORCH / "include")]
+
+    def compile_source(source: Path) -> str:
+        target = folder / f"{source.stem}{source.suffix[1:]}.o"
+        hidden = ["-fvisibility=hidden"] if source.name == "bindings.cpp" else []  # as torch's own types are
+        run(["-x", "c++", *hidden, *flags, *includes, "-c", str(source), "-o", str(target)])
+        return str(target)
+
+    with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+        objects = list(pool.map(compile_source, SOURCES))
+    library = folder / "emulated_kernels.so"
+    libraries = [f"-L{TORCH / 'lib'}", "-lc10", "-ltorch", "-ltorch_cpu", "-ldl"]
+    run(["-shared", *flags, *objects, *libraries, "-o", str(library)])
+    return library
+
+
+def run(arguments: list[str]) -> None:
+    subprocess.run([os.environ.get("CXX", "g++"), *arguments], check=True)
+
+
+if __name__ == "__main__":
+    print(build(Path(sys.argv[1]), "--sanitize" in sys.argv[2:]))

@@ -1,0 +1,219 @@
+// Runs the threads of a grid, block after block. See cuda_runtime.h.
+#include <dlfcn.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cuda_runtime.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(address, bytes)
+#define ASAN_UNPOISON_MEMORY_REGION(address, bytes)
+#define __sanitizer_start_switch_fiber(...)
+#define __sanitizer_finish_switch_fiber(...)
+#endif
+
+namespace {
+constexpr size_t kSharedBytes = 48 * 1024;
+}
+
+namespace onnxpool::cuda {
+uint4 shared_memory[kSharedBytes / sizeof(uint4)];  // declared extern __shared__ by the kernels
+}
+
+dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulation {
+
+namespace {
+
+constexpr size_t kStackBytes = 256 * 1024;
+constexpr size_t kParameterBytes = 32764;
+
+enum class State { kRuns, kWaitsForBlock, kWaitsForWarp };
+
+// Runs threads from their start; holds the one that waits.
+struct Fibre {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack{new char[kStackBytes]};
+    void* fake_stack = nullptr;  // AddressSanitizer's
+    unsigned thread = 0;
+    State state = State::kRuns;
+    bool done = false;
+};
+
+std::mutex mutex;
+std::vector<std::unique_ptr<Fibre>> fibres;
+ucontext_t scheduler;
+Fibre* running = nullptr;
+const std::function<void()>* thread_body = nullptr;
+unsigned started = 0;  // threads of the block
+bool backwards = false;
+unsigned char slots[1024][16];
+std::set<std::string> launched;
+[[maybe_unused]] const void* scheduler_stack = nullptr;
+[[maybe_unused]] size_t scheduler_stack_size = 0;
+
+void set_thread(unsigned thread) { threadIdx = dim3(thread, 0, 0); }
+
+void to_scheduler(Fibre& fibre, [[maybe_unused]] bool last) {
+    __sanitizer_start_switch_fiber(last ? nullptr : &fibre.fake_stack, scheduler_stack, scheduler_stack_size);
+    swapcontext(&fibre.context, &scheduler);
+    __sanitizer_finish_switch_fiber(fibre.fake_stack, &scheduler_stack, &scheduler_stack_size);
+}
+
+void fibre_main() {
+    __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_size);
+    Fibre& fibre = *running;
+    while (started < blockDim.x) {
+        fibre.thread = backwards ? blockDim.x - 1 - started : started;
+        ++started;
+        set_thread(fibre.thread);
+        (*thread_body)();
+    }
+    fibre.done = true;
+    to_scheduler(fibre, true);
+}
+
+void resume(Fibre& fibre) {
+    running = &fibre;
+    fibre.state = State::kRuns;
+    set_thread(fibre.thread);
+    [[maybe_unused]] void* fake_stack = nullptr;
+    __sanitizer_start_switch_fiber(&fake_stack, fibre.stack.get(), kStackBytes);
+    swapcontext(&scheduler, &fibre.context);
+    __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+}
+
+Fibre& new_fibre(size_t number) {
+    if (number == fibres.size()) fibres.push_back(std::make_unique<Fibre>());
+    Fibre& fibre = *fibres[number];
+    fibre.done = false;
+    fibre.fake_stack = nullptr;
+    getcontext(&fibre.context);
+    fibre.context.uc_stack.ss_sp = fibre.stack.get();
+    fibre.context.uc_stack.ss_size = kStackBytes;
+    fibre.context.uc_link = nullptr;
+    makecontext(&fibre.context, fibre_main, 0);
+    return fibre;
+}
+
+void wait(State state) {
+    Fibre& fibre = *running;
+    fibre.state = state;
+    to_scheduler(fibre, false);
+}
+
+// False if some threads wait for others that never come.
+bool run_block() {
+    started = 0;
+    size_t used = 0;
+    while (started < blockDim.x) resume(new_fibre(used++));
+    std::vector<Fibre*> waiting;
+    for (;;) {
+        waiting.clear();
+        std::vector<unsigned> waiting_of_warp(blockDim.x / 32 + 1);
+        unsigned for_block = 0;
+        for (size_t i = 0; i < used; ++i) {
+            if (fibres[i]->done) continue;
+            waiting.push_back(fibres[i].get());
+            for_block += fibres[i]->state == State::kWaitsForBlock;
+            waiting_of_warp[fibres[i]->thread / 32] += fibres[i]->state == State::kWaitsForWarp;
+        }
+        if (waiting.empty()) return true;
+        if (backwards) std::reverse(waiting.begin(), waiting.end());
+        bool progress = false;
+        for (Fibre* fibre : waiting) {
+            const unsigned warp = fibre->thread / 32;
+            const unsigned warp_size = std::min(32u, blockDim.x - warp * 32);
+            if (fibre->state == State::kWaitsForBlock ? for_block == blockDim.x : waiting_of_warp[warp] == warp_size) {
+                resume(*fibre);
+                progress = true;
+            }
+        }
+        if (!progress) return false;
+    }
+}
+
+}  // namespace
+
+void wait_for_block() { wait(State::kWaitsForBlock); }
+void wait_for_warp() { wait(State::kWaitsForWarp); }
+unsigned char* exchange_slot(unsigned thread) { return slots[thread]; }
+
+cudaError_t run(const cudaLaunchConfig_t& config, const void* kernel, size_t parameter_bytes,
+                const std::function<void()>& body) {
+    const std::lock_guard lock(mutex);
+    const dim3& grid = config.gridDim;
+    const dim3& block = config.blockDim;
+    const bool fits = grid.x >= 1 && grid.x <= 0x7fffffff && grid.y == 1 && grid.z == 1 && block.x >= 1 &&
+                      block.x <= 1024 && block.y == 1 && block.z == 1 && config.dynamicSmemBytes <= kSharedBytes &&
+                      parameter_bytes <= kParameterBytes;
+    if (!fits) return cudaErrorInvalidConfiguration;
+    Dl_info symbol;
+    if (dladdr(kernel, &symbol) && symbol.dli_sname) launched.insert(symbol.dli_sname);
+    gridDim = grid;
+    blockDim = block;
+    thread_body = &body;
+    auto* shared = reinterpret_cast<unsigned char*>(onnxpool::cuda::shared_memory);
+    ASAN_POISON_MEMORY_REGION(shared + config.dynamicSmemBytes, kSharedBytes - config.dynamicSmemBytes);
+    cudaError_t error = cudaSuccess;
+    for (unsigned b = 0; b < grid.x && error == cudaSuccess; ++b) {
+        blockIdx = dim3(backwards ? grid.x - 1 - b : b, 0, 0);
+        std::memset(shared, 0xff, config.dynamicSmemBytes);  // NaN
+        if (!run_block()) error = cudaErrorLaunchFailure;
+    }
+    ASAN_UNPOISON_MEMORY_REGION(shared + config.dynamicSmemBytes, kSharedBytes - config.dynamicSmemBytes);
+    return error;
+}
+
+}  // namespace emulation
+
+cudaError_t cudaGetDevice(int* device) {
+    *device = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+    *value = 2;  // multiprocessors: few, so that small tensors reach the kernels for large ones
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {
+    std::memset(memory, value, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+    std::memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+
+const char* cudaGetErrorString(cudaError_t error) {
+    return error == cudaErrorInvalidConfiguration ? "invalid configuration argument" : "unspecified launch failure";
+}
+
+// For the tests: the order of threads and blocks, and the names of the kernels that have been launched.
+extern "C" {
+
+void emulation_run_backwards(int backwards) { emulation::backwards = backwards; }
+
+const char* emulation_launched_kernels() {
+    static std::string names;
+    names.clear();
+    for (const std::string& name : emulation::launched) names += name + "\n";
+    return names.c_str();
+}
+}
