@@ -1,13 +1,23 @@
-"""Builds the native extension against the torch of the target environment.
+"""Builds the native extensions against the torch of the target environment.
 
-TORCH_ONNXPOOL_ABI=stable  LibTorch's stable ABI, the default: one binary for torch >= 2.10
-TORCH_ONNXPOOL_ABI=aten    plain ATen: for exactly the torch it was built with
+TORCH_ONNXPOOL_ABI=stable   LibTorch's stable ABI, the default: one binary for torch >= 2.10
+TORCH_ONNXPOOL_ABI=aten     plain ATen: for exactly the torch it was built with
+
+TORCH_ONNXPOOL_CUDA=auto    kernels for NVIDIA GPUs if that torch has CUDA and there is an nvcc, the default
+TORCH_ONNXPOOL_CUDA=1       with them, whatever the torch; nvcc has to be there
+TORCH_ONNXPOOL_CUDA=0       without them
+TORCH_ONNXPOOL_CUDA_ARCHITECTURES="75 80"   for these compute capabilities only, and for all later than the last
 
 torch is not a build requirement: build isolation would download another one, several gigabytes large. It is looked up
-in the environment that the package is installed into.
+in the environment that the package is installed into. nvcc is that of CUDA_HOME, on the PATH, or of NVIDIA's packages
+from PyPI, in this order.
 """
 
 import os
+import re
+import shlex
+import shutil
+import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
@@ -19,73 +29,174 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent
 PYTHON_API = 0x030A0000  # the limited API of Python 3.10
 TORCH_API = "0x020a000000000000"  # the stable ABI of torch 2.10
+CUDA_ARCHITECTURES = "75 80 86 89 90 100 120"
+OLDEST_NVCC = (12, 8)  # the first for all of these
+
+# No contraction to fused multiply-adds: the same bits on every instruction set and device. Nobody reads errno or the
+# flags of floating-point exceptions, which would keep loops from being vectorised.
+FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-g0"]
+
+
+def fail(text: str) -> None:
+    sys.exit(f"torch_onnxpool: {text}")
+
+
+def choice(variable: str, *values: str) -> str:
+    """The value of an environment variable; the first one unless it is set."""
+    chosen = os.environ.get(variable) or values[0]
+    if chosen not in values:
+        fail(f"{variable} must be {', '.join(values[:-1])} or {values[-1]}, got {chosen}")
+    return chosen
+
+
+ABI = choice("TORCH_ONNXPOOL_ABI", "stable", "aten")
+CUDA = choice("TORCH_ONNXPOOL_CUDA", "auto", "1", "0")
+
+
+def site_folders() -> list[Path]:
+    """Where packages are, those of the target environment first."""
+    return [Path(sysconfig.get_paths()[name]) for name in ("platlib", "purelib")] + [Path(entry) for entry in sys.path]
 
 
 def torch_folder() -> Path:
     """Where torch is installed, without importing it."""
-    for name in ("platlib", "purelib"):
-        folder = Path(sysconfig.get_paths()[name]) / "torch"
-        if (folder / "include" / "torch" / "csrc" / "stable" / "library.h").is_file():
-            return folder
-    for entry in sys.path:
-        folder = Path(entry) / "torch"
-        if (folder / "include" / "torch" / "csrc" / "stable" / "library.h").is_file():
-            return folder
-    sys.exit("torch_onnxpool: building needs torch >= 2.10 in this environment; install it first, then torch_onnxpool")
+    for folder in site_folders():
+        if (folder / "torch" / "include" / "torch" / "csrc" / "stable" / "library.h").is_file():
+            return folder / "torch"
+    fail("building needs torch >= 2.10 in this environment; install it first, then torch_onnxpool")
 
 
-def native_extension() -> Extension:
-    abi = os.environ.get("TORCH_ONNXPOOL_ABI", "stable")
-    if abi not in ("stable", "aten"):
-        sys.exit(f"torch_onnxpool: TORCH_ONNXPOOL_ABI must be stable or aten, got {abi}")
-    torch = torch_folder()
+def torch_has_cuda(torch: Path) -> bool:
+    return re.search(r"^cuda\b.*=\s*['\"]", (torch / "version.py").read_text(), re.MULTILINE) is not None
+
+
+def find_nvcc() -> str | None:
+    if "CUDA_HOME" in os.environ:
+        return shutil.which("nvcc", path=f"{os.environ['CUDA_HOME']}/bin")
+    packaged = (str(path) for folder in site_folders() for path in sorted(folder.glob("nvidia/*/bin/nvcc")))
+    return shutil.which("nvcc") or next(packaged, None)
+
+
+def nvcc_to_use(torch: Path) -> str | None:
+    """None where the kernels for GPUs are not wanted; not to find it where they are is an error."""
+    if CUDA == "0" or (CUDA == "auto" and not torch_has_cuda(torch)):
+        return None
+    nvcc = find_nvcc()
+    problem = "no nvcc was found: not in CUDA_HOME, not on the PATH, not among the packages of this environment"
+    if nvcc:
+        text = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+        release = re.search(r"release (\d+)\.(\d+)", text)
+        if release and tuple(map(int, release.groups())) >= OLDEST_NVCC:
+            return nvcc
+        problem = f"{nvcc} is older than {'.'.join(map(str, OLDEST_NVCC))}"
+    if CUDA == "1":
+        fail(f"TORCH_ONNXPOOL_CUDA=1 asks for the kernels for NVIDIA GPUs, but {problem}")
+    print(f"torch_onnxpool: building without the kernels for NVIDIA GPUs: {problem}", file=sys.stderr)
+    return None
+
+
+def interface_flags(torch: Path) -> list[str]:
+    """Of Python and torch. -isystem: their headers do not warn."""
     include = torch / "include"
-    macros = [("Py_LIMITED_API", hex(PYTHON_API))]
-    # No contraction to fused multiply-adds: the same bits on every instruction set. Nobody reads errno or the flags of
-    # floating-point exceptions, which would keep loops from being vectorised.
-    flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
-    flags += ["-fvisibility=hidden", "-Wall", "-Wextra", "-g0"]
-    link_flags = []
-    if abi == "aten":
-        macros.append(("TORCH_ONNXPOOL_ATEN", None))
-        flags += ["-std=c++20", "-fopenmp", "-Wno-unused-parameter"]
-        link_flags += ["-fopenmp"]
-    else:
-        macros.append(("TORCH_TARGET_VERSION", TORCH_API))
-        flags += ["-std=c++17"]
+    flags = [f"-DPy_LIMITED_API={PYTHON_API:#x}"]
+    for folder in (sysconfig.get_paths()["include"], include, include / "torch/csrc/api/include"):
+        flags += ["-isystem", str(folder)]
+    if ABI == "aten":
+        return [*flags, "-std=c++20", "-DTORCH_ONNXPOOL_ATEN"]
+    return [*flags, "-std=c++17", f"-DTORCH_TARGET_VERSION={TORCH_API}"]
+
+
+class NativeExtension(Extension):
+    """An extension module with its own compiler, or the environment's if that is None."""
+
+    def __init__(self, name: str, sources: list[Path], compiler: str | None, flags: list[str], link_flags: list[str]):
+        super().__init__(name, sorted(str(path.relative_to(ROOT)) for path in sources), py_limited_api=True)
+        self.compiler, self.flags, self.link_flags = compiler, flags, link_flags
+
+
+def cpu_extension(torch: Path) -> NativeExtension:
+    openmp = ["-fopenmp", "-Wno-unused-parameter"] if ABI == "aten" else []
     csrc = ROOT / "csrc"
-    return Extension(
+    return NativeExtension(
         "torch_onnxpool._C",
-        sources=sorted(str(path.relative_to(ROOT)) for path in csrc.rglob("*.cpp")),
-        depends=[str(path.relative_to(ROOT)) for path in csrc.rglob("*") if path.suffix in (".h", ".inl")],
-        define_macros=macros,
-        # -isystem: torch's own headers do not warn.
-        extra_compile_args=[*flags, "-isystem", str(include), "-isystem", str(include / "torch/csrc/api/include")],
-        extra_link_args=link_flags,
-        library_dirs=[str(torch / "lib")],
-        libraries=["c10", "torch", "torch_cpu"],
-        language="c++",
-        py_limited_api=True,
+        [*csrc.glob("*.cpp"), *(csrc / "cpu").glob("*.cpp")],
+        compiler=None,
+        flags=[*FLAGS, *openmp, *interface_flags(torch)],
+        link_flags=[*openmp[:1], f"-L{torch / 'lib'}", "-lc10", "-ltorch", "-ltorch_cpu"],
     )
 
 
-class ParallelBuild(build_ext):
-    """Compiles the sources side by side: the kernels of each instruction set take a minute."""
+def cuda_extension(torch: Path, nvcc: str) -> NativeExtension:
+    """Of what torch has for CUDA, a torch without it has headers but no libraries: those are found when loading."""
+    given = os.environ.get("TORCH_ONNXPOOL_CUDA_ARCHITECTURES") or CUDA_ARCHITECTURES
+    architectures = re.split(r"[\s,;]+", given.strip())
+    targets = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in architectures]
+    targets.append(f"-gencode=arch=compute_{architectures[-1]},code=compute_{architectures[-1]}")
+    host = ["-fPIC", *FLAGS, *(["-Wno-unused-parameter"] if ABI == "aten" else [])]
+    csrc = ROOT / "csrc" / "cuda"
+    return NativeExtension(
+        "torch_onnxpool._cuda",
+        [*csrc.glob("*.cpp"), *csrc.glob("*.cu")],
+        compiler=nvcc,
+        flags=[
+            *(f"-Xcompiler={flag}" for flag in host),
+            *("-O3", "-fmad=false", "--expt-relaxed-constexpr", "--compress-mode=size", *targets),
+            *("-DUSE_CUDA", "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE"),
+            *interface_flags(torch),
+        ],
+        link_flags=[
+            *("-cudart=static", f"-L{Path(nvcc).parents[1] / 'lib'}", f"-L{torch / 'lib'}"),
+            *("-Xlinker=--no-as-needed", "-lc10", "-ltorch", "-ltorch_cpu", "-Xlinker=--as-needed"),
+        ],
+    )
 
-    def build_extensions(self) -> None:
-        compile_sources = self.compiler.compile
 
-        def compile_one_each(sources: list[str], **arguments) -> list[str]:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                objects = pool.map(lambda source: compile_sources([source], **arguments), sources)
-            return [name for names in objects for name in names]
+def is_current(output: Path, command: list[str]) -> bool:
+    """Whether an object file was made by this command from files that have not changed since."""
+    recipe, dependencies = output.with_suffix(".command"), output.with_suffix(".d")
+    if not all(path.is_file() for path in (output, recipe, dependencies)) or recipe.read_text() != shlex.join(command):
+        return False
+    _, _, inputs = dependencies.read_text().replace("\\\n", " ").partition(": ")
+    made = output.stat().st_mtime
+    return all(Path(path).is_file() and Path(path).stat().st_mtime <= made for path in shlex.split(inputs))
 
-        self.compiler.compile = compile_one_each
-        super().build_extensions()
+
+class Build(build_ext):
+    """Compiles the sources side by side, and only those for which something changed."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.build_temp = str(ROOT / "build" / f"objects-{ABI}")  # one that pip leaves alone
+
+    def build_extension(self, extension: NativeExtension) -> None:
+        compiler = [extension.compiler] if extension.compiler else self.compiler.compiler_so_cxx
+        linker = [extension.compiler, "-shared"] if extension.compiler else self.compiler.linker_so_cxx
+
+        def compile_source(source: str) -> str:
+            output = Path(self.build_temp, source).with_suffix(".o")
+            command = [*compiler, *extension.flags, "-c", source, "-o", str(output)]
+            if not is_current(output, command):
+                output.parent.mkdir(parents=True, exist_ok=True)
+                self.spawn([*command, "-MD", "-MF", str(output.with_suffix(".d"))])
+                output.with_suffix(".command").write_text(shlex.join(command))
+            return str(output)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compile_source, extension.sources))
+        library = Path(self.get_ext_fullpath(extension.name))
+        library.parent.mkdir(parents=True, exist_ok=True)
+        self.spawn([*linker, *objects, *extension.link_flags, "-o", str(library)])
+
+
+def extensions() -> list[NativeExtension]:
+    torch = torch_folder()
+    nvcc = nvcc_to_use(torch)
+    return [cpu_extension(torch)] + ([cuda_extension(torch, nvcc)] if nvcc else [])
 
 
 setup(
-    ext_modules=[native_extension()],
-    cmdclass={"build_ext": ParallelBuild},
+    ext_modules=extensions(),
+    cmdclass={"build_ext": Build},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

@@ -77,6 +77,16 @@ inline std::optional<ElementType> element_type(const Tensor& tensor) {
     }
 }
 
+// As torch prints it: "cpu" or "cuda:1".
+inline std::string device_name(const Tensor& tensor) {
+#if defined(TORCH_ONNXPOOL_ATEN)
+    return tensor.device().str();
+#else
+    if (tensor.is_cpu()) return "cpu";
+    return (tensor.is_cuda() ? "cuda:" : "device ") + std::to_string(tensor.get_device_index());
+#endif
+}
+
 // An uninitialised tensor on the device of `like`.
 inline Tensor empty_strided(const IntSpan& sizes, const std::vector<int64_t>& strides, ScalarType type,
                             const Tensor& like) {

@@ -15,11 +15,13 @@ import torch_onnxpool  # noqa: F401  registers the operators
 from torch_onnxpool.onnx import ledger, schemas
 from torch_onnxpool.onnx.operators import OPERATORS
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
 
 
 def support_matrix() -> str:
     """Operators x versions x element types x devices."""
+    devices = _devices()
     ours: dict[tuple[str, str], list[str]] = {}
     for name, operator in OPERATORS.items():
         ours.setdefault((operator.op_type, operator.domain), []).append(name)
@@ -30,8 +32,8 @@ def support_matrix() -> str:
                 f"{domain} {op_type}".strip(),
                 ", ".join(str(schema.since_version) for schema in schemas.history(op_type, domain)),
                 _element_types(schemas.history(op_type, domain)),
-                "yes" if any(_has_kernel(f"{name}_backward", "CPU") for name in names) else "no",
-                ", ".join(device for device in ("CPU", "CUDA") if _has_kernel(names[0], device)),
+                "yes" if any(map(_has_gradient, names)) else "no",
+                devices,
             )
             for (op_type, domain), names in ours.items()
         ),
@@ -82,11 +84,16 @@ def _short(element_type: str) -> str:
     return {"float": "float32", "double": "float64"}.get(name, name)
 
 
-def _has_kernel(operator: str, device: str) -> bool:
-    """Whether the dispatcher has it; it raises for an operator that does not exist."""
-    name = f"torch_onnxpool::{operator}"
-    exists = name in torch._C._dispatch_get_all_op_names()
-    return exists and torch._C._dispatch_has_kernel_for_dispatch_key(name, device)
+def _has_gradient(operator: str) -> bool:
+    return f"torch_onnxpool::{operator}_backward" in torch._C._dispatch_get_all_op_names()
+
+
+def _devices() -> str:
+    """Every device that has bindings has those of all operators. Read from the sources: not every build has all."""
+    sources = (path.read_text() for path in sorted(ROOT.glob("csrc/*/bindings.cpp")))
+    return ", ".join(
+        key for text in sources for key in re.findall(r"^ONNXPOOL_LIBRARY_IMPL\((\w+)", text, re.MULTILINE)
+    )
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -4,6 +4,10 @@
 the way back. Importing this package loads torch and nothing else.
 """
 
+import importlib.util
+
+import torch
+
 from torch_onnxpool import functional, layers
 from torch_onnxpool.functional import (
     average_pool,
@@ -54,4 +58,6 @@ __all__ = [
     "qlinear_global_average_pool",
 ]
 
+if torch.version.cuda and importlib.util.find_spec("torch_onnxpool._cuda"):  # it needs what only such a torch has
+    importlib.import_module("torch_onnxpool._cuda")
 _hooks.install()  # torch.onnx.export learns the operators when it is first used

@@ -1,0 +1,50 @@
+// The operators on the CPU: kernels run on torch's threads.
+#include "../bindings.h"
+
+#include <cstring>
+
+#include "kernels.h"
+#include "unpool.h"
+
+namespace onnxpool::device {
+
+namespace {
+
+constexpr double kElementsPerThread = 32768;  // with less work, a thread costs more than it brings
+
+bool run(const cpu::Task& task, const Call& call) {
+    if (!task.run) return false;
+    const auto units_per_thread = 1 + static_cast<int64_t>(kElementsPerThread / task.elements_per_unit);
+    parallel_for(task.units, units_per_thread, [&](int64_t begin, int64_t end) { task.run(call, begin, end); });
+    return true;
+}
+
+}  // namespace
+
+bool forward(Reduction reduction, ElementType type, const Call& call, const Tensor&) {
+    return run(cpu::plan_forward(reduction, type, call), call);
+}
+
+bool backward(Reduction reduction, ElementType type, const Call& call, const Tensor&) {
+    return run(cpu::plan_backward(reduction, type, call), call);
+}
+
+std::optional<int64_t> unpool(const Unpooling& call, const Tensor&) {
+    const std::optional<int64_t> outside = cpu::find_index_outside(call);
+    if (!outside) cpu::unpool(call);
+    return outside;
+}
+
+std::optional<int64_t> unpool_backward(const Unpooling& call, const Tensor&) {
+    const std::optional<int64_t> outside = cpu::find_index_outside(call);
+    if (!outside) cpu::unpool_backward(call);
+    return outside;
+}
+
+void read(std::initializer_list<Scalar> scalars) {
+    for (const Scalar& scalar : scalars) std::memcpy(scalar.value, scalar.tensor.const_data_ptr(), scalar.bytes);
+}
+
+}  // namespace onnxpool::device
+
+ONNXPOOL_LIBRARY_IMPL(CPU, library) { onnxpool::register_operators(library); }

@@ -1,0 +1,113 @@
+// The operators on NVIDIA GPUs: kernels enqueued on torch's current stream. A Python module of its own,
+// torch_onnxpool._cuda, since it can be loaded only by a torch that has CUDA.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "../bindings.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <list>
+
+#if defined(TORCH_ONNXPOOL_ATEN)
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#else
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#endif
+
+#include "kernels.h"
+
+namespace onnxpool::device {
+
+namespace {
+
+#if defined(TORCH_ONNXPOOL_ATEN)
+using Guard = c10::cuda::CUDAGuard;
+
+cudaStream_t current_stream(int index) { return c10::cuda::getCurrentCUDAStream(static_cast<int8_t>(index)); }
+#else
+using Guard = torch::stable::accelerator::DeviceGuard;
+
+cudaStream_t current_stream(int index) {
+    void* stream = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &stream));
+    return static_cast<cudaStream_t>(stream);
+}
+#endif
+
+// One call on the GPU of a tensor: makes it the current one, and owns the memory that the kernels ask for. torch's
+// allocator gives such memory again only to what follows on the same stream, so it may be released at once.
+class OnGpu {
+public:
+    explicit OnGpu(const Tensor& on)
+        : guard_(on.device().index()),
+          context_{current_stream(on.device().index()), [this, &on](int64_t bytes) {
+                       scratch_.push_back(empty_strided({&bytes, 1}, {1}, ScalarType::Byte, on));
+                       return scratch_.back().mutable_data_ptr();
+                   }} {}
+    OnGpu(const OnGpu&) = delete;
+
+    const cuda::Context& context() const { return context_; }
+
+private:
+    Guard guard_;
+    std::list<Tensor> scratch_;
+    cuda::Context context_;
+};
+
+}  // namespace
+
+bool forward(Reduction reduction, ElementType type, const Call& call, const Tensor& on) {
+    return cuda::forward(reduction, type, call, OnGpu(on).context());
+}
+
+bool backward(Reduction reduction, ElementType type, const Call& call, const Tensor& on) {
+    return cuda::backward(reduction, type, call, OnGpu(on).context());
+}
+
+std::optional<int64_t> unpool(const Unpooling& call, const Tensor& on) {
+    return cuda::unpool(call, OnGpu(on).context());
+}
+
+std::optional<int64_t> unpool_backward(const Unpooling& call, const Tensor& on) {
+    return cuda::unpool_backward(call, OnGpu(on).context());
+}
+
+void read(std::initializer_list<Scalar> scalars) {
+    const Tensor* on_gpu = nullptr;
+    for (const Scalar& scalar : scalars) {
+        if (scalar.tensor.is_cpu()) {
+            std::memcpy(scalar.value, scalar.tensor.const_data_ptr(), scalar.bytes);
+        } else {
+            on_gpu = &scalar.tensor;
+        }
+    }
+    if (!on_gpu) return;
+    const OnGpu gpu(*on_gpu);
+    const cudaStream_t stream = gpu.context().stream;
+    cudaStreamCaptureStatus capturing;
+    cuda::check(cudaStreamIsCapturing(stream, &capturing));
+    if (capturing != cudaStreamCaptureStatusNone) {
+        throw std::runtime_error(
+            "torch_onnxpool: scales and zero points must be on the CPU while a CUDA graph is captured");
+    }
+    for (const Scalar& scalar : scalars) {
+        if (scalar.tensor.is_cpu()) continue;
+        cuda::check(cudaMemcpyAsync(scalar.value, scalar.tensor.const_data_ptr(), scalar.bytes, cudaMemcpyDeviceToHost,
+                                    stream));
+    }
+    cuda::check(cudaStreamSynchronize(stream));
+}
+
+}  // namespace onnxpool::device
+
+ONNXPOOL_LIBRARY_IMPL(CUDA, library) { onnxpool::register_operators(library); }
+
+PyMODINIT_FUNC PyInit__cuda() {
+    static PyModuleDef module = {
+        PyModuleDef_HEAD_INIT, "torch_onnxpool._cuda", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+    return PyModule_Create(&module);
+}
