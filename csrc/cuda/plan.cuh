@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gradient.cuh"
+#include "planes.cuh"
 #include "window.cuh"
 
 namespace onnxpool::cuda {
@@ -70,7 +71,13 @@ void forward_windows(const Call& call, const Context& context) {
 
 template <class R>
 void forward_of(const Call& call, const Context& context) {
-    if (is_global(call.geometry)) return forward_windows<typename WideSums<R>::type>(call, context);
+    if constexpr (!R::kInOrder) {
+        if (is_global(call.geometry)) {
+            using Wide = typename WideSums<R>::type;
+            if (is_small(call) && forward_planes<Wide>(call, context)) return;
+            return forward_windows<Wide>(call, context);
+        }
+    }
     forward_windows<R>(call, context);
 }
 

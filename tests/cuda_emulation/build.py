@@ -20,7 +20,7 @@ SOURCES = [*sorted(CSRC.glob("cuda/*.cu")), HERE / "bindings.cpp", HERE / "emula
 
 FLAGS = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
 MACROS = ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-DONNXPOOL_LARGEST_GRID=5"]
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-sanitize=vptr", "-fno-omit-frame-pointer", "-g1"]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=undefined", "-g1"]
 
 
 def build(folder: Path, sanitize: bool = False) -> Path:

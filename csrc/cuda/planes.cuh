@@ -1,0 +1,422 @@
+// One window spans a plane: every plane is read once, by a team of threads, 16 bytes at a time wherever it lies.
+#pragma once
+
+#include "window.cuh"
+
+namespace onnxpool::cuda {
+
+template <class A>
+__device__ inline A* shared() {
+    extern __shared__ uint4 shared_memory[];
+    return reinterpret_cast<A*>(shared_memory);
+}
+
+// ---- Accumulators of several threads ----
+
+// combine() for accumulators that are not neighbours: where order matters, their indices tell it.
+template <class R, class A = typename R::Accumulator>
+__device__ inline A merge(const R& reduction, const A& a, const A& b) {
+    if constexpr (R::kIndexed) {
+        if (a.index < 0 || b.index < 0) return a.index < 0 ? b : a;
+        return a.index < b.index ? reduction.combine(a, b) : reduction.combine(b, a);
+    } else {
+        return reduction.combine(a, b);
+    }
+}
+
+template <class A>
+__device__ inline A shuffle_xor(const A& value, int mask) {
+    constexpr int words = (sizeof(A) + 3) / 4;
+    uint32_t bits[words] = {};
+    std::memcpy(bits, &value, sizeof(A));
+#pragma unroll
+    for (int i = 0; i < words; ++i) bits[i] = __shfl_xor_sync(0xffffffffu, bits[i], mask);
+    A other;
+    std::memcpy(&other, bits, sizeof(A));
+    return other;
+}
+
+// The accumulators of `team` neighbouring threads, a power of two up to a warp, in all of them.
+template <class R, class A = typename R::Accumulator>
+__device__ inline A merge_team(const R& reduction, A accumulator, int team) {
+    for (int mask = 1; mask < team; mask *= 2) {
+        accumulator = merge(reduction, accumulator, shuffle_xor(accumulator, mask));
+    }
+    return accumulator;
+}
+
+// lift(), where a datum is known by its number within the plane.
+template <class R>
+__device__ inline typename R::Accumulator lift(const R& reduction, typename R::Element x, int64_t number) {
+    if constexpr (R::kIndexed) {
+        return reduction.lift(x, number);
+    } else {
+        return reduction.lift(x);
+    }
+}
+
+// ---- What all of these kernels share ----
+
+struct Planes {
+    int32_t size = 0;         // elements of a plane
+    int64_t stride = 0;       // between elements of a plane: 1, or with channels innermost more
+    int32_t parts = 1;        // of a plane, by different blocks
+    int32_t part = 0;         // elements of each, but for the last one
+    void* partial = nullptr;  // accumulators of all parts: [plane][part]
+
+    // The elements of a part.
+    __device__ RangeOf<int32_t> elements(int32_t number) const {
+        const int32_t begin = number * part;
+        return {begin, begin + part < size ? part : size - begin, 1};
+    }
+};
+
+template <class R>
+__device__ inline void write_result(const R& reduction, const Problem<Small>& problem, const Planes& planes,
+                                    const Position<Small>& plane, const typename R::Accumulator& accumulator) {
+    using T = typename R::Element;
+    const T* x = problem.x.template plane<const T>(plane.image, plane.channel);
+    const int32_t origin[Small::kRank] = {};
+    Box<Small> taps;
+    window_at(problem, origin, taps);
+    *problem.y.template plane<T>(plane.image, plane.channel) =
+        finish_window(reduction, problem, taps, x, accumulator, planes.size);
+    if constexpr (R::kIndexed) {
+        *problem.indices.template plane<int64_t>(plane.image, plane.channel) =
+            plane.image * problem.flat.image_stride + plane.channel * problem.flat.channel_stride + accumulator.index;
+    }
+}
+
+// A plane's accumulator is finished, or that of a part is kept.
+template <class R>
+__device__ inline void write_part(const R& reduction, const Problem<Small>& problem, const Planes& planes,
+                                  int64_t plane, int32_t part, const typename R::Accumulator& accumulator) {
+    if (planes.parts == 1) {
+        write_result(reduction, problem, planes, problem.places[plane], accumulator);
+    } else {
+        static_cast<typename R::Accumulator*>(planes.partial)[plane * planes.parts + part] = accumulator;
+    }
+}
+
+// One plane for each thread.
+template <class R>
+__global__ void __launch_bounds__(kThreads)
+    combine_parts(int64_t first_block, const __grid_constant__ Problem<Small> problem,
+                  const __grid_constant__ Planes planes) {
+    const int64_t plane = (first_block + blockIdx.x) * kThreads + threadIdx.x;
+    if (plane >= problem.places.count) return;
+    const R reduction(problem.parameters);
+    const auto* partial = static_cast<const typename R::Accumulator*>(planes.partial) + plane * planes.parts;
+    typename R::Accumulator accumulator = partial[0];
+    for (int32_t i = 1; i < planes.parts; ++i) accumulator = merge(reduction, accumulator, partial[i]);
+    write_result(reduction, problem, planes, problem.places[plane], accumulator);
+}
+
+// ---- Large contiguous planes: a block for each part of a plane ----
+
+template <class R>
+__global__ void __launch_bounds__(kThreads)
+    forward_large_planes(int64_t first_block, const __grid_constant__ Problem<Small> problem,
+                         const __grid_constant__ Planes planes) {
+    using T = typename R::Element;
+    using Accumulator = typename R::Accumulator;
+    constexpr int lanes = kVectorLanes<T>;
+    constexpr int unroll = 4;  // loads that are on their way at the same time
+    const R reduction(problem.parameters);
+    const int64_t block = first_block + blockIdx.x;
+    const int64_t plane = block / planes.parts;
+    const auto part = static_cast<int32_t>(block - plane * planes.parts);
+    const Position<Small> position = problem.places[plane];
+    const auto elements = planes.elements(part);
+    const T* x = problem.x.template plane<const T>(position.image, position.channel);
+    const int32_t end = elements.begin + elements.count;
+
+    Accumulator partial[lanes];
+#pragma unroll
+    for (int lane = 0; lane < lanes; ++lane) partial[lane] = reduction.identity();
+    const auto take = [&](int lane, T element, int32_t number) {
+        partial[lane] = merge(reduction, partial[lane], lift(reduction, element, number));
+    };
+    // Up to the first 16-byte boundary, and after the last one, element by element.
+    const auto misaligned = static_cast<int32_t>(reinterpret_cast<uintptr_t>(x + elements.begin) % kVectorBytes /
+                                                 static_cast<int>(sizeof(T)));
+    int32_t number = elements.begin + (lanes - misaligned) % lanes;
+    if (number > end) number = end;
+    if (elements.begin + static_cast<int32_t>(threadIdx.x) < number) {
+        take(0, x[elements.begin + threadIdx.x], elements.begin + threadIdx.x);
+    }
+    const int32_t vectors_end = number + (end - number) / lanes * lanes;
+    if (vectors_end + static_cast<int32_t>(threadIdx.x) < end) {
+        take(0, x[vectors_end + threadIdx.x], vectors_end + threadIdx.x);
+    }
+    number += threadIdx.x * lanes;
+    constexpr int32_t step = kThreads * lanes;
+    for (; number + (unroll - 1) * step < vectors_end; number += unroll * step) {
+        T loaded[unroll][lanes];
+#pragma unroll
+        for (int i = 0; i < unroll; ++i) load(x + number + i * step, loaded[i]);
+#pragma unroll
+        for (int i = 0; i < unroll; ++i) {
+#pragma unroll
+            for (int lane = 0; lane < lanes; ++lane) take(lane, loaded[i][lane], number + i * step + lane);
+        }
+    }
+    for (; number < vectors_end; number += step) {
+        T loaded[lanes];
+        load(x + number, loaded);
+#pragma unroll
+        for (int lane = 0; lane < lanes; ++lane) take(lane, loaded[lane], number + lane);
+    }
+
+#pragma unroll
+    for (int lane = 1; lane < lanes; ++lane) partial[0] = merge(reduction, partial[0], partial[lane]);
+    const Accumulator of_warp = merge_team(reduction, partial[0], 32);
+    Accumulator* warps = shared<Accumulator>();
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = of_warp;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        Accumulator accumulator = warps[0];
+        for (int warp = 1; warp < kThreads / 32; ++warp) accumulator = merge(reduction, accumulator, warps[warp]);
+        write_part(reduction, problem, planes, plane, part, accumulator);
+    }
+}
+
+// ---- Small planes, one behind the other in memory: a block copies several, then a team takes each ----
+
+struct Packing {
+    int32_t planes = 1;  // of a block; all but the last block's lie between 16-byte boundaries
+    int32_t team = 1;    // threads of a plane
+};
+
+template <class R>
+__global__ void __launch_bounds__(kThreads)
+    forward_packed_planes(int64_t first_block, const __grid_constant__ Problem<Small> problem,
+                          const __grid_constant__ Planes planes, Packing packing) {
+    using T = typename R::Element;
+    constexpr int lanes = kVectorLanes<T>;
+    constexpr int unroll = 4;
+    const R reduction(problem.parameters);
+    const int64_t first_plane = (first_block + blockIdx.x) * packing.planes;
+    const int64_t remaining = problem.places.count - first_plane;
+    const int32_t count = remaining < packing.planes ? static_cast<int32_t>(remaining) : packing.planes;
+    const int32_t size = count * planes.size;
+    const T* x = static_cast<const T*>(problem.x.data) + first_plane * planes.size;
+    T* copy = shared<T>();
+    constexpr int32_t step = kThreads * lanes;
+    int32_t number = threadIdx.x * lanes;
+    for (; number + (unroll - 1) * step + lanes <= size; number += unroll * step) {
+        T loaded[unroll][lanes];
+#pragma unroll
+        for (int i = 0; i < unroll; ++i) load(x + number + i * step, loaded[i]);
+#pragma unroll
+        for (int i = 0; i < unroll; ++i) store(loaded[i], copy + number + i * step);
+    }
+    for (; number < size; number += step) {
+        if (number + lanes <= size) {
+            T loaded[lanes];
+            load(x + number, loaded);
+            store(loaded, copy + number);
+        } else {
+            for (int32_t i = number; i < size; ++i) copy[i] = x[i];
+        }
+    }
+    __syncthreads();
+
+    const int32_t teams = kThreads / packing.team;
+    const int32_t member = threadIdx.x % packing.team;
+    for (int32_t first = 0; first < count; first += teams) {  // all threads of a warp take part in every shuffle
+        const int32_t plane = first + threadIdx.x / packing.team;
+        typename R::Accumulator accumulator = reduction.identity();
+        if (plane < count) {
+            const T* elements = copy + plane * planes.size;
+            for (int32_t i = member; i < planes.size; i += packing.team) {
+                accumulator = merge(reduction, accumulator, lift(reduction, elements[i], i));
+            }
+        }
+        accumulator = merge_team(reduction, accumulator, packing.team);
+        if (plane < count && member == 0) {
+            write_result(reduction, problem, planes, problem.places[first_plane + plane], accumulator);
+        }
+    }
+}
+
+// ---- Channels innermost: threads side by side take vectors of channels, those behind each other elements ----
+
+// The largest power of two up to `limit`, which is 1 or more.
+constexpr int64_t power_of_two_below(int64_t limit) {
+    int64_t power = 1;
+    while (2 * power <= limit) power *= 2;
+    return power;
+}
+
+// Channels of a thread: as many as one access moves, and as the block's accumulators leave room for.
+template <class R>
+constexpr int kPlaneLanes = std::min<int64_t>(
+    kVectorLanes<typename R::Element>,
+    power_of_two_below(kSharedBytes / kThreads / static_cast<int64_t>(sizeof(typename R::Accumulator))));
+
+// The channels of an image in groups of `width` threads, a power of two.
+struct ChannelGroups {
+    int32_t width = 1;
+    int32_t count = 1;
+};
+
+template <class R>
+__global__ void __launch_bounds__(kThreads)
+    forward_channel_planes(int64_t first_block, const __grid_constant__ Problem<Small> problem,
+                           const __grid_constant__ Planes planes, ChannelGroups groups) {
+    using T = typename R::Element;
+    constexpr int lanes = kPlaneLanes<R>;
+    constexpr int unroll = 4;
+    const R reduction(problem.parameters);
+    const auto channels = static_cast<int32_t>(problem.places.channel_blocks);
+    int64_t block = first_block + blockIdx.x;
+    const auto part = static_cast<int32_t>(block % planes.parts);
+    block /= planes.parts;
+    const int64_t image = block / groups.count;
+    const auto group = static_cast<int32_t>(block - image * groups.count);
+    const int32_t column = threadIdx.x % groups.width;
+    const int32_t row = threadIdx.x / groups.width;
+    const int32_t rows = kThreads / groups.width;
+    const int32_t channel = (group * groups.width + column) * lanes;
+    const auto elements = planes.elements(part);
+    const int32_t end = elements.begin + elements.count;
+
+    typename R::Accumulator accumulators[lanes];
+#pragma unroll
+    for (int lane = 0; lane < lanes; ++lane) accumulators[lane] = reduction.identity();
+    if (channel < channels) {
+        const T* x = problem.x.template plane<const T>(image, channel);
+        int32_t number = elements.begin + row;
+        for (; number + (unroll - 1) * rows < end; number += unroll * rows) {
+            T loaded[unroll][lanes];
+#pragma unroll
+            for (int i = 0; i < unroll; ++i) load(x + (number + i * rows) * planes.stride, loaded[i]);
+#pragma unroll
+            for (int i = 0; i < unroll; ++i) {
+#pragma unroll
+                for (int lane = 0; lane < lanes; ++lane) {
+                    accumulators[lane] =
+                        merge(reduction, accumulators[lane], lift(reduction, loaded[i][lane], number + i * rows));
+                }
+            }
+        }
+        for (; number < end; number += rows) {
+            T loaded[lanes];
+            load(x + number * planes.stride, loaded);
+#pragma unroll
+            for (int lane = 0; lane < lanes; ++lane) {
+                accumulators[lane] = merge(reduction, accumulators[lane], lift(reduction, loaded[lane], number));
+            }
+        }
+    }
+
+    auto* of_block = shared<typename R::Accumulator>();  // [lane][row][column]
+    for (int32_t half = rows / 2; half > 0; half /= 2) {
+        if (row >= half && row < 2 * half) {
+#pragma unroll
+            for (int lane = 0; lane < lanes; ++lane) of_block[lane * kThreads + threadIdx.x] = accumulators[lane];
+        }
+        __syncthreads();
+        if (row < half) {
+            const int32_t other = threadIdx.x + half * groups.width;
+#pragma unroll
+            for (int lane = 0; lane < lanes; ++lane) {
+                accumulators[lane] = merge(reduction, accumulators[lane], of_block[lane * kThreads + other]);
+            }
+        }
+    }
+    if (row == 0 && channel < channels) {
+#pragma unroll
+        for (int lane = 0; lane < lanes; ++lane) {
+            write_part(reduction, problem, planes, image * channels + channel + lane, part, accumulators[lane]);
+        }
+    }
+}
+
+// ---- The choice ----
+
+// What lies between neighbouring elements of a plane, if that is the same everywhere; otherwise 0.
+inline int64_t element_stride(const Geometry& geometry, const int64_t* strides) {
+    int64_t stride = 0, expected = 0;
+    for (int a = geometry.rank - 1; a >= 0; --a) {
+        const int64_t size = geometry.axes[a].input;
+        if (size == 1) continue;
+        if (stride == 0) stride = expected = strides[2 + a];
+        if (strides[2 + a] != expected) return 0;
+        expected *= size;
+    }
+    return stride == 0 ? 1 : stride;
+}
+
+// Enough blocks to keep the device busy.
+inline int64_t wanted_blocks() { return 4 * multiprocessors(); }
+
+// Planes of `Problem`, which has one place for each: false if none of these kernels takes them.
+template <class R>
+bool forward_planes(const Call& call, const Context& context) {
+    using T = typename R::Element;
+    using Accumulator = typename R::Accumulator;
+    const Geometry& geometry = call.geometry;
+    Planes planes;
+    planes.stride = element_stride(geometry, call.x.strides);
+    if (planes.stride == 0) return false;
+    if (R::kIndexed && element_stride(geometry, call.index_strides) != 1) return false;
+    Problem<Small> problem(call);
+    problem.number(call, &Problem<Small>::AxisType::output, 1);
+    planes.size = 1;
+    for (int a = 0; a < geometry.rank; ++a) planes.size *= static_cast<int32_t>(geometry.axes[a].input);
+    const int64_t count = problem.places.count;
+
+    // Parts of at least `smallest` elements, if there are too few blocks without.
+    const auto split = [&](int64_t blocks, int64_t smallest) {
+        const int64_t most = std::max<int64_t>(1, planes.size / smallest);
+        const int64_t wanted = ceil_div(wanted_blocks(), std::max<int64_t>(1, blocks));
+        planes.part = static_cast<int32_t>(ceil_div(planes.size, std::min(most, wanted)));
+        planes.parts = static_cast<int32_t>(ceil_div(planes.size, planes.part));
+        if (planes.parts > 1) planes.partial = context.allocate(count * planes.parts * sizeof(Accumulator));
+    };
+    const auto finish = [&] {
+        if (planes.parts > 1) launch(combine_parts<R>, blocks_for(count), 0, context.stream, problem, planes);
+        return true;
+    };
+
+    if (planes.stride != 1) {
+        constexpr int lanes = kPlaneLanes<R>;
+        if (!has_channel_vectors(call, call.x, sizeof(T))) return false;
+        const int64_t vectors = geometry.channels / lanes;
+        ChannelGroups groups;
+        groups.width =
+            static_cast<int32_t>(std::min<int64_t>(32, 2 * power_of_two_below(std::max<int64_t>(1, vectors - 1))));
+        groups.count = static_cast<int32_t>(ceil_div(vectors, groups.width));
+        const int64_t blocks = geometry.batch * groups.count;
+        split(blocks, 4 * kThreads / groups.width);
+        launch(forward_channel_planes<R>, blocks * planes.parts, kThreads * lanes * sizeof(Accumulator), context.stream,
+               problem, planes, groups);
+        return finish();
+    }
+
+    const int64_t bytes = planes.size * static_cast<int64_t>(sizeof(T));
+    const bool dense = (geometry.channels == 1 || call.x.strides[1] == planes.size) &&
+                       (geometry.batch == 1 || call.x.strides[0] == geometry.channels * planes.size);
+    // This many planes lie between 16-byte boundaries.
+    const int64_t unit = kVectorBytes / std::min<int64_t>(kVectorBytes, bytes & -bytes);
+    if (dense && is_aligned(call.x.data) && bytes <= 4096 && unit * bytes <= kSharedBytes) {
+        const int64_t most = std::max<int64_t>(1, 16 * 1024 / (unit * bytes));
+        const int64_t units = std::clamp<int64_t>(count / wanted_blocks() / unit, 1, most);
+        Packing packing;
+        packing.planes = static_cast<int32_t>(unit * units);
+        while (packing.team < 32 && (packing.team * packing.planes < kThreads || packing.team * 8 < planes.size)) {
+            packing.team *= 2;
+        }
+        launch(forward_packed_planes<R>, ceil_div(count, packing.planes), packing.planes * bytes, context.stream,
+               problem, planes, packing);
+        return true;
+    }
+    split(count, 4 * kThreads * kVectorLanes<T>);
+    launch(forward_large_planes<R>, count * planes.parts, kThreads / 32 * sizeof(Accumulator), context.stream, problem,
+           planes);
+    return finish();
+}
+
+}  // namespace onnxpool::cuda

@@ -1,0 +1,108 @@
+"""Kernels for special sizes and layouts compute what the one for any layout does, which other tests hold against the
+oracle: tensors large enough for blocks, tiles, vectors and their remainders, and data that start anywhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from cases import BYTES, FLOATS, GLOBAL, Case, fill
+from tensors import arrange, call, to_tensor
+
+
+def unaligned(x: torch.Tensor) -> torch.Tensor:
+    """The same values, one element behind a boundary of 16 bytes."""
+    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+
+ARRANGEMENTS = {
+    "contiguous": lambda x: arrange(x, "contiguous"),
+    "channels_last": lambda x: arrange(x, "channels_last"),
+    "unaligned": unaligned,
+    "unaligned_channels_last": lambda x: unaligned(x.movedim(1, -1)).movedim(-1, 1),
+}
+
+
+def assert_same(actual: torch.Tensor, expected: torch.Tensor, where: str) -> None:
+    """Equal, but for sums in another order."""
+    exact = actual.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    eps = 0 if exact else torch.finfo(actual.dtype).eps * (64 if actual.dtype == torch.float64 else 2)
+    torch.testing.assert_close(
+        actual, expected, rtol=eps, atol=eps, equal_nan=True, msg=lambda text: f"{where}: {text}"
+    )
+
+
+def check(case: Case, dtype: str, device: str, kinds: tuple[str, ...] = ("distinct",)) -> None:
+    """Results and gradients in all arrangements."""
+    indexed = case.operator in ("MaxPool",)
+    for kind in kinds:
+        x = to_tensor(fill(kind, case.shape, dtype, np.random.default_rng(0)), device)
+        differentiable = dtype in FLOATS
+        general = arrange(x, "sliced").requires_grad_(differentiable)
+        more = {"return_indices": True} if indexed else {}
+        expected = call(case, [general], **more)
+        y = expected[0] if indexed else expected
+        if differentiable:
+            grad = to_tensor(fill("distinct", tuple(y.shape), dtype, np.random.default_rng(1)), device)
+            y.backward(arrange(grad, "sliced"))
+        for name, arrangement in ARRANGEMENTS.items():
+            where = f"{name} {kind}"
+            arranged = arrangement(x.detach()).requires_grad_(differentiable)
+            assert_same(call(case, [arranged.detach()]), y.detach(), where)
+            result = call(case, [arranged], **more)
+            if indexed:
+                assert torch.equal(result[1], expected[1]), where
+                result = result[0]
+            assert_same(result.detach(), y.detach(), where)
+            if differentiable:
+                result.backward(arrangement(grad))
+                assert_same(arranged.grad, general.grad, f"gradient of {where}")
+
+
+PLANES = [
+    (3, 5, 7, 7),
+    (2, 37, 3, 3),
+    (40, 8, 7, 7),
+    (2, 64, 4, 4),
+    (1, 3, 33, 31),
+    (2, 8, 28, 28),
+    (1, 1, 100, 101),
+    (1, 16, 70, 70),
+    (1, 2, 20011),
+    (5, 24, 1, 1),
+    (3, 32, 5),
+    (2, 16, 3, 5, 7),
+]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", PLANES, ids=str)
+@pytest.mark.parametrize("operator", GLOBAL)
+def test_planes(operator, shape, dtype, device):
+    kinds = ("distinct", "special") if operator == "GlobalMaxPool" else ("distinct",)
+    check(Case(operator, shape), dtype, device, kinds)
+
+
+@pytest.mark.parametrize("dtype", FLOATS + BYTES)
+@pytest.mark.parametrize("shape", PLANES, ids=str)
+def test_windows_that_are_planes(shape, dtype, device):
+    """MaxPool has Indices and bytes as well."""
+    check(Case("MaxPool", shape, {"kernel_shape": list(shape[2:])}), dtype, device, ("distinct", "ties"))
+
+
+@pytest.mark.parametrize("p", [1, 2, 2.5])
+def test_norms_of_planes_that_overflow(p, device):
+    for shape in PLANES[2:8]:
+        check(Case("GlobalLpPool", shape, {"p": p}), "float64", device, ("wide",))
+
+
+@pytest.mark.parametrize("dtype", BYTES)
+@pytest.mark.parametrize("shape", PLANES, ids=str)
+def test_quantised_planes(shape, dtype, device):
+    x, *scalars = (
+        to_tensor(a, device) for a in Case("QLinearGlobalAveragePool", shape, scalars=(0.25, 3, 0.03, 7)).inputs(dtype)
+    )
+    case = Case("QLinearGlobalAveragePool", shape)
+    expected = call(case, [arrange(x, "sliced"), *scalars])
+    for name, arrangement in ARRANGEMENTS.items():
+        assert torch.equal(call(case, [arrangement(x), *scalars]), expected), name
