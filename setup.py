@@ -147,7 +147,7 @@ def cuda_extension(torch: Path, nvcc: str) -> NativeExtension:
         ],
         link_flags=[
             *("-cudart=static", f"-L{Path(nvcc).parents[1] / 'lib'}", f"-L{torch / 'lib'}"),
-            *("-Xlinker=--no-as-needed", "-lc10", "-ltorch", "-ltorch_cpu", "-Xlinker=--as-needed"),
+            *("-Xlinker=--no-as-needed", "-lc10", "-ltorch", "-ltorch_cpu"),  # libtorch brings what torch has for CUDA
         ],
     )
 

@@ -52,10 +52,10 @@ def identify(value) -> str:
 
 
 @pytest.mark.parametrize(("operator", "name", "value"), BAD_ATTRIBUTES, ids=identify)
-def test_functions_refuse_bad_attributes(operator, name, value):
+def test_functions_refuse_bad_attributes(operator, name, value, device):
     attributes = ({} if operator in GLOBAL else {"kernel_shape": [2, 2]}) | {name: value}
     with pytest.raises(ValueError, match=rf"^{operator}: .*{name}") as refusal:
-        call(Case(operator, (1, 2, 6, 6), attributes), [X])
+        call(Case(operator, (1, 2, 6, 6), attributes), [X.to(device)])
     assert f"got {name}=" in str(refusal.value), "the message shows the value"
 
 
@@ -74,10 +74,10 @@ def test_layers_refuse_bad_attributes_at_construction(operator, name, value):
 @pytest.mark.parametrize("attributes", [{"kernel_shape": [2]}, {"kernel_shape": [2, 2, 2]},
                                         {"kernel_shape": 2, "strides": [1]}, {"kernel_shape": 2, "pads": [1, 1]},
                                         {"kernel_shape": 2, "dilations": [1, 1, 1]}])  # fmt: skip
-def test_layers_refuse_an_input_of_another_rank(operator, attributes):
+def test_layers_refuse_an_input_of_another_rank(operator, attributes, device):
     layer = getattr(torch_onnxpool, operator)(**attributes)
     with pytest.raises(ValueError, match=rf"^{operator}: .*got .*=\["):
-        layer(X)
+        layer(X.to(device))
 
 
 # --- contradictions --------------------------------------------------------------------------------------------------
@@ -86,10 +86,10 @@ def test_layers_refuse_an_input_of_another_rank(operator, attributes):
 @pytest.mark.parametrize("operator", WINDOWED)
 @pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER", "VALID"])
 @pytest.mark.parametrize("pads", [0, 1, [0, 0, 0, 0], [1, 1, 1, 1]])
-def test_pads_contradict_auto_pad(operator, auto_pad, pads):
+def test_pads_contradict_auto_pad(operator, auto_pad, pads, device):
     case = Case(operator, (1, 2, 6, 6), {"kernel_shape": [2, 2], "auto_pad": auto_pad, "pads": pads})
     with pytest.raises(ValueError, match=rf"^{operator}: .*auto_pad={auto_pad}.*pads="):
-        call(case, [X])
+        call(case, [X.to(device)])
     with pytest.raises(ValueError, match=rf"^{operator}: .*auto_pad={auto_pad}.*pads="):
         getattr(torch_onnxpool, operator)(**case.attributes)
 
@@ -99,15 +99,15 @@ def test_pads_contradict_auto_pad(operator, auto_pad, pads):
                                         "dilations": [1, 2]}, {"kernel_shape": [9, 2], "pads": [1, 0, 1, 0]},
                                         {"kernel_shape": [8, 8], "strides": [2, 2], "ceil_mode": 1},
                                         {"kernel_shape": [2, 7], "auto_pad": "VALID"}])  # fmt: skip
-def test_windows_that_do_not_fit(operator, attributes):
+def test_windows_that_do_not_fit(operator, attributes, device):
     with pytest.raises(ValueError, match=rf"^{operator}: the window must fit .*input of 6"):
-        call(Case(operator, (1, 2, 6, 6), attributes), [X])
+        call(Case(operator, (1, 2, 6, 6), attributes), [X.to(device)])
 
 
 @pytest.mark.parametrize("operator", WINDOWED)
-def test_an_output_beyond_any_memory_is_refused(operator):
+def test_an_output_beyond_any_memory_is_refused(operator, device):
     with pytest.raises(ValueError, match=rf"^{operator}: .*64 bits.*\[1, 2, 6, 6\]"):
-        call(Case(operator, (1, 2, 6, 6), {"kernel_shape": 1, "pads": 2**31 - 1}), [X])
+        call(Case(operator, (1, 2, 6, 6), {"kernel_shape": 1, "pads": 2**31 - 1}), [X.to(device)])
 
 
 # --- inputs ----------------------------------------------------------------------------------------------------------
@@ -117,16 +117,16 @@ EVERY_OPERATOR = [*(Case(o, (), {"kernel_shape": 1}) for o in WINDOWED), *(Case(
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 3)])
 @pytest.mark.parametrize("case", EVERY_OPERATOR, ids=lambda c: c.operator)
-def test_inputs_without_spatial_axes(case, shape):
+def test_inputs_without_spatial_axes(case, shape, device):
     with pytest.raises(ValueError, match=rf"^{case.operator}: .*at least 3 dimensions.*{re.escape(str(list(shape)))}"):
-        call(case, [torch.ones(shape)])
+        call(case, [torch.ones(shape, device=device)])
 
 
 @pytest.mark.parametrize("shape", [(1, 0, 4, 4), (1, 2, 0, 4), (1, 2, 4, 0), (0, 0, 4), (0, 2, 0)])
 @pytest.mark.parametrize("case", EVERY_OPERATOR, ids=lambda c: c.operator)
-def test_empty_channels_and_planes(case, shape):
+def test_empty_channels_and_planes(case, shape, device):
     with pytest.raises(ValueError, match=rf"^{case.operator}: .*{re.escape(str(list(shape)))}"):
-        call(case, [torch.ones(shape)])
+        call(case, [torch.ones(shape, device=device)])
 
 
 NO_TYPE = [torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn]
@@ -134,11 +134,11 @@ NO_TYPE = [torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64, t
 
 @pytest.mark.parametrize("dtype", [*NO_TYPE, torch.int8, torch.uint8])
 @pytest.mark.parametrize("case", EVERY_OPERATOR, ids=lambda c: c.operator)
-def test_element_types(case, dtype):
+def test_element_types(case, dtype, device):
     if case.operator == "MaxPool" and dtype not in NO_TYPE:
         pytest.skip("MaxPool takes bytes")
     with pytest.raises(ValueError, match=rf"^{case.operator}: X must be of type .*float64.*, got "):
-        call(case, [torch.zeros(1, 2, 4, 4).to(dtype)])
+        call(case, [torch.zeros(1, 2, 4, 4, device=device).to(dtype)])
 
 
 @pytest.mark.parametrize("x", [None, 1.0, [[[1.0]]], "X", torch.ones(1, 1, 1).numpy()], ids=identify)
@@ -167,16 +167,20 @@ BAD_SCALARS = [(n, v) for n in ("x_scale", "y_scale") for v in BAD_SCALES] + [
 ]
 
 
+def on(device: str, arguments: dict) -> dict:
+    return {name: a.to(device) if isinstance(a, torch.Tensor) else a for name, a in arguments.items()}
+
+
 @pytest.mark.parametrize(("name", "value"), BAD_SCALARS, ids=identify)
-def test_quantised_scalars(name, value):
+def test_quantised_scalars(name, value, device):
     with pytest.raises(ValueError, match=f"^QLinearGlobalAveragePool: .*{name}"):
-        torch_onnxpool.qlinear_global_average_pool(BYTES, **(GOOD | {name: value}))
+        torch_onnxpool.qlinear_global_average_pool(BYTES.to(device), **on(device, GOOD | {name: value}))
 
 
 @pytest.mark.parametrize("value", FLAGS, ids=identify)
-def test_quantised_channels_last(value):
+def test_quantised_channels_last(value, device):
     for build in (
-        lambda: torch_onnxpool.qlinear_global_average_pool(BYTES, **GOOD, channels_last=value),
+        lambda: torch_onnxpool.qlinear_global_average_pool(BYTES.to(device), **GOOD, channels_last=value),
         lambda: torch_onnxpool.QLinearGlobalAveragePool(channels_last=value),
     ):
         with pytest.raises(ValueError, match=r"^QLinearGlobalAveragePool: channels_last .*got channels_last="):
@@ -195,9 +199,9 @@ BAD_INPUTS = {
 
 @pytest.mark.parametrize("x", BAD_INPUTS.values(), ids=BAD_INPUTS)
 @pytest.mark.parametrize("channels_last", [0, 1])
-def test_quantised_inputs(x, channels_last):
+def test_quantised_inputs(x, channels_last, device):
     with pytest.raises(ValueError, match=r"^QLinearGlobalAveragePool: "):
-        torch_onnxpool.qlinear_global_average_pool(x, **GOOD, channels_last=channels_last)
+        torch_onnxpool.qlinear_global_average_pool(**on(device, {"X": x} | GOOD), channels_last=channels_last)
 
 
 @pytest.mark.parametrize("name", ["x_scale", "y_scale"])
@@ -221,31 +225,32 @@ def test_quantised_layers_refuse_bad_zero_points(name, value):
 OPS = torch.ops.torch_onnxpool
 
 
-def test_the_dispatchers_operators_refuse_by_themselves():
+def test_the_dispatchers_operators_refuse_by_themselves(device):
     """Exported programs call them without the functions around them."""
+    x = X.to(device)
     with pytest.raises(ValueError, match=r"^AveragePool: kernel_shape must be >= 1, got kernel_shape="):
-        OPS.average_pool(X, [0, 1])
+        OPS.average_pool(x, [0, 1])
     with pytest.raises(ValueError, match=r"^LpPool: p must be .*got p=0.5"):
-        OPS.lp_pool(X, [1, 1], p=0.5)
+        OPS.lp_pool(x, [1, 1], p=0.5)
     with pytest.raises(ValueError, match=r"^MaxPool: storage_order must be 0 or 1, got storage_order=2"):
-        OPS.max_pool_with_indices(X, [1, 1], storage_order=2)
+        OPS.max_pool_with_indices(x, [1, 1], storage_order=2)
     with pytest.raises(ValueError, match=r"^GlobalMaxPool: X must be of type"):
-        OPS.global_max_pool(X.int())
+        OPS.global_max_pool(x.int())
 
 
 @pytest.mark.parametrize("grad_shape", [(1, 2, 6, 5), (1, 2, 6), (1, 1, 5, 5), (2, 2, 5, 5), (0, 2, 5, 5)])
-def test_backward_operators_check_their_operands(grad_shape):
-    grad, y = torch.ones(grad_shape), torch.ones(1, 2, 5, 5)
-    indices = torch.zeros(1, 2, 5, 5, dtype=torch.int64)
+def test_backward_operators_check_their_operands(grad_shape, device):
+    x, grad, y = (torch.ones(shape, device=device) for shape in (X.shape, grad_shape, (1, 2, 5, 5)))
+    indices = torch.zeros_like(y, dtype=torch.int64)
     for refused in (
-        lambda: OPS.average_pool_backward(grad, X, [2, 2]),
-        lambda: OPS.lp_pool_backward(grad, X, y, [2, 2]),
-        lambda: OPS.lp_pool_backward(y, X, grad, [2, 2]),
-        lambda: OPS.max_pool_backward(grad, X, indices, [2, 2]),
-        lambda: OPS.max_pool_backward(y, X, grad.long(), [2, 2]),
-        lambda: OPS.max_pool_backward(y, X, indices.int(), [2, 2]),
-        lambda: OPS.average_pool_backward(y.double(), X, [2, 2]),
-        lambda: OPS.global_average_pool_backward(grad, X),
+        lambda: OPS.average_pool_backward(grad, x, [2, 2]),
+        lambda: OPS.lp_pool_backward(grad, x, y, [2, 2]),
+        lambda: OPS.lp_pool_backward(y, x, grad, [2, 2]),
+        lambda: OPS.max_pool_backward(grad, x, indices, [2, 2]),
+        lambda: OPS.max_pool_backward(y, x, grad.long(), [2, 2]),
+        lambda: OPS.max_pool_backward(y, x, indices.int(), [2, 2]),
+        lambda: OPS.average_pool_backward(y.double(), x, [2, 2]),
+        lambda: OPS.global_average_pool_backward(grad, x),
     ):
         with pytest.raises(ValueError, match=r"^(Global)?(Average|Lp|Max)Pool: .* must "):
             refused()
@@ -262,13 +267,14 @@ def test_unknown_attributes_are_a_type_error():
 
 
 @pytest.mark.parametrize("operator", WINDOWED)
-def test_spellings_of_the_same_attributes(operator):
+def test_spellings_of_the_same_attributes(operator, device):
     """An int for a list, a tuple or torch.Size for a list, a bool for 0 and 1."""
     plain = {"kernel_shape": [2, 2], "strides": [2, 2], "dilations": [1, 1], "pads": [1, 1, 1, 1], "ceil_mode": 1}
-    wanted = call(Case(operator, (), plain), [X])
+    x = X.to(device)
+    wanted = call(Case(operator, (), plain), [x])
     for other in (
         {"kernel_shape": 2, "strides": 2, "dilations": 1, "pads": 1, "ceil_mode": True},
         {"kernel_shape": (2, 2), "strides": torch.Size([2, 2]), "dilations": (1, 1), "pads": (1,) * 4, "ceil_mode": 1},
     ):
-        assert torch.equal(call(Case(operator, (), other), [X]), wanted)
-        assert torch.equal(getattr(torch_onnxpool, operator)(**other)(X), wanted)
+        assert torch.equal(call(Case(operator, (), other), [x]), wanted)
+        assert torch.equal(getattr(torch_onnxpool, operator)(**other)(x), wanted)

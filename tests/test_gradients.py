@@ -237,19 +237,20 @@ def test_data_changed_after_the_forward_pass_are_noticed(device):
         y.sum().backward()
 
 
-def test_bytes_have_no_gradient():
-    y, indices = torch_onnxpool.max_pool(torch.ones(1, 1, 4, dtype=torch.uint8), 2, return_indices=True)
+def test_bytes_have_no_gradient(device):
+    x = torch.ones(1, 1, 4, dtype=torch.uint8, device=device)
+    y, indices = torch_onnxpool.max_pool(x, 2, return_indices=True)
     assert not y.requires_grad
     assert not indices.requires_grad
 
 
 @pytest.mark.parametrize("operator", WINDOWED + GLOBAL)
-def test_autocast_runs_in_the_type_of_the_input(operator):
+def test_autocast_runs_in_the_type_of_the_input(operator, device):
     """Pools are safe in half precision: autocast neither widens nor narrows them."""
     case = Case(operator, (1, 2, 4, 4), {"kernel_shape": [2, 2]} if operator in WINDOWED else {})
     for dtype in (torch.float32, torch.bfloat16):
-        x = torch.randn(case.shape).to(dtype)
-        with torch.autocast("cpu", torch.bfloat16):
+        x = torch.randn(case.shape).to(device, dtype)
+        with torch.autocast(device, torch.bfloat16):
             assert call(case, [x]).dtype == dtype
 
 

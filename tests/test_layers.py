@@ -29,8 +29,8 @@ def layer_of(case: Case, **more) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("case", cases(*LAYERS), ids=str)
-def test_layers_are_the_functions(case):
-    x = to_tensor(case.inputs("float32")[0])
+def test_layers_are_the_functions(case, device):
+    x = to_tensor(case.inputs("float32")[0], device)
     layer = layer_of(case)
     assert torch.equal(layer(x), call(case, [x]))
     for name, value in case.attributes.items():
@@ -38,8 +38,8 @@ def test_layers_are_the_functions(case):
 
 
 @pytest.mark.parametrize("case", cases("MaxPool")[:3], ids=str)
-def test_max_pool_layer_returns_indices(case):
-    x = to_tensor(case.inputs("float32")[0])
+def test_max_pool_layer_returns_indices(case, device):
+    x = to_tensor(case.inputs("float32")[0], device)
     for ours, theirs in zip(layer_of(case, return_indices=True)(x), call(case, [x], return_indices=True), strict=True):
         assert torch.equal(ours, theirs)
 

@@ -219,16 +219,16 @@ class Pool(torch.nn.Module):
 
 
 @pytest.mark.parametrize("case", [c for c in cases(*WINDOWED, *GLOBAL) if len(c.shape) == 4], ids=str)
-def test_export_with_dynamic_sizes(case):
+def test_export_with_dynamic_sizes(case, device):
     """Named dimensions would fail the export if a fake kernel had asked about a size. Every window fits into 16."""
     size = (4, 3, 29, 31)
     dynamic = {0: Dim("N"), 2: Dim("H", min=16), 3: Dim("W", min=16)}
     with torch.fx.experimental._config.patch(backed_size_oblivious=True):
-        program = torch.export.export(Pool(case), (torch.randn(size),), dynamic_shapes=(dynamic,))
+        program = torch.export.export(Pool(case), (torch.randn(size, device=device),), dynamic_shapes=(dynamic,))
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
     assert targets == [getattr(OPS, case.function).default]
     for other in (size, (2, 3, 17, 40), (5, 3, 40, 18)):
-        x = torch.randn(other)
+        x = torch.randn(other, device=device)
         torch.testing.assert_close(program.module()(x), call(case, [x]), rtol=0, atol=0)
 
 

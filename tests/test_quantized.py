@@ -28,17 +28,19 @@ def scalars(dtype: str, x_scale: float, x_zero_point: int, y_scale: float, y_zer
     ]
 
 
-def ours(x: np.ndarray | torch.Tensor, arguments: list[np.ndarray], channels_last: int = 0) -> np.ndarray:
-    x = x if isinstance(x, torch.Tensor) else to_tensor(x)
+def ours(x: np.ndarray | torch.Tensor, arguments: list[np.ndarray], channels_last: int = 0, device="cpu") -> np.ndarray:
+    """Scales and zero points stay on the CPU."""
+    x = x if isinstance(x, torch.Tensor) else to_tensor(x, device)
     y = torch_onnxpool.qlinear_global_average_pool(x, *map(to_tensor, arguments), channels_last=channels_last)
     assert y.dtype == x.dtype
     return to_array(y)
 
 
-def assert_equals_oracle(x: np.ndarray, arguments: list[np.ndarray], channels_last: int = 0) -> None:
+def assert_equals_oracle(x: np.ndarray, arguments: list[np.ndarray], channels_last: int = 0, device="cpu") -> None:
     wanted = oracle.qlinear_global_average_pool(x, *arguments, channels_last=channels_last)
     for layout in LAYOUTS:
-        np.testing.assert_array_equal(ours(arrange(to_tensor(x), layout), arguments, channels_last), wanted, layout)
+        y = ours(arrange(to_tensor(x, device), layout), arguments, channels_last)
+        np.testing.assert_array_equal(y, wanted, layout)
 
 
 @lru_cache
@@ -69,7 +71,7 @@ def run_onnxruntime(x: np.ndarray, arguments: list[np.ndarray], channels_last: i
 @pytest.mark.parametrize("channels_last", [0, 1])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("seed", range(5))
-def test_bit_for_bit_with_onnxruntime(dtype, channels_last, seed):
+def test_bit_for_bit_with_onnxruntime(dtype, channels_last, seed, device):
     """20 * 300 random cases."""
     rng = np.random.default_rng(seed)
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
@@ -87,7 +89,7 @@ def test_bit_for_bit_with_onnxruntime(dtype, channels_last, seed):
             rng.integers(low, high + 1),
         )
         theirs = run_onnxruntime(x, arguments, channels_last)
-        np.testing.assert_array_equal(ours(x, arguments, channels_last), theirs, f"{shape}, {arguments}")
+        np.testing.assert_array_equal(ours(x, arguments, channels_last, device), theirs, f"{shape}, {arguments}")
         np.testing.assert_array_equal(
             oracle.qlinear_global_average_pool(x, *arguments, channels_last=channels_last), theirs
         )
@@ -98,17 +100,17 @@ def test_bit_for_bit_with_onnxruntime(dtype, channels_last, seed):
 
 @pytest.mark.parametrize("channels_last", [0, 1])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_halves_go_to_the_even_neighbour(dtype, channels_last):
+def test_halves_go_to_the_even_neighbour(dtype, channels_last, device):
     """Averages n + 1/2 for every n, with odd and even zero points."""
     for value in range(0, 100):
         x = np.array([[[value], [value + 1]]], dtype).reshape(1, 1, 2, 1)
         for zero_point in (0, 1):
             arguments = scalars(dtype, 1, 0, 1, zero_point)
-            assert_equals_oracle(x.reshape(1, 2, 1, 1) if channels_last else x, arguments, channels_last)
+            assert_equals_oracle(x.reshape(1, 2, 1, 1) if channels_last else x, arguments, channels_last, device)
             average = value + 0.5
             even = value if value % 2 == 0 else value + 1
             assert abs(even - average) == 0.5
-            y = ours(x.reshape(1, 2, 1, 1) if channels_last else x, arguments, channels_last)
+            y = ours(x.reshape(1, 2, 1, 1) if channels_last else x, arguments, channels_last, device)
             assert y.item() == even + zero_point
 
 
@@ -118,12 +120,12 @@ LIMITS = [(2.0**-30, 1.0), (1e-35, 1e-35 * 2.0**30), (1023.9999, 1.0), (255.9999
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("x_scale", "y_scale"), LIMITS)
-def test_saturation_at_every_zero_point(dtype, x_scale, y_scale):
+def test_saturation_at_every_zero_point(dtype, x_scale, y_scale, device):
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     x = np.array([low, low, low + 1, 0, 1, high, high, high], dtype).reshape(1, 2, 4)
     for x_zero_point in (low, low + 1, 0, high):
         for y_zero_point in (low, low + 1, 0, high):
-            assert_equals_oracle(x, scalars(dtype, x_scale, x_zero_point, y_scale, y_zero_point))
+            assert_equals_oracle(x, scalars(dtype, x_scale, x_zero_point, y_scale, y_zero_point), device=device)
 
 
 REFUSED = [(2.0**-32 * 0.999, 1.0), (1024.0, 1.0), (0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (1.0, -1.0), (1.0, math.inf),
@@ -131,35 +133,35 @@ REFUSED = [(2.0**-32 * 0.999, 1.0), (1024.0, 1.0), (0.0, 1.0), (1.0, 0.0), (-1.0
 
 
 @pytest.mark.parametrize(("x_scale", "y_scale"), REFUSED)
-def test_factors_out_of_range_are_refused(x_scale, y_scale):
+def test_factors_out_of_range_are_refused(x_scale, y_scale, device):
     """Without a NaN, onnxruntime refuses the same ones."""
     x, arguments = np.ones((1, 1, 4), np.uint8), scalars("uint8", x_scale, 0, y_scale, 0)
     with pytest.raises(ValueError, match=r"^QLinearGlobalAveragePool: .*x_scale.*y_scale"):
-        ours(x, arguments)
+        ours(x, arguments, device=device)
     if not math.isnan(x_scale + y_scale):
         with pytest.raises(Exception, match="out of computation range"):
             run_onnxruntime(x, arguments)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_scales_that_float32_rounds(dtype):
+def test_scales_that_float32_rounds(dtype, device):
     """The order of the roundings shows: x_scale / (y_scale * n), each step in float32."""
     rng = np.random.default_rng(7)
     for _ in range(500):
         x = rng.integers(0, 128, (1, 2, int(rng.integers(1, 60)))).astype(dtype)
-        assert_equals_oracle(x, scalars(dtype, rng.uniform(0.01, 3), 3, rng.uniform(0.01, 0.1), 1))
+        assert_equals_oracle(x, scalars(dtype, rng.uniform(0.01, 3), 3, rng.uniform(0.01, 0.1), 1), device=device)
 
 
-def large(dtype: str, value: int, spatial: tuple[int, ...]) -> torch.Tensor:
+def large(dtype: str, value: int, spatial: tuple[int, ...], device: str) -> torch.Tensor:
     """One element seen many times: a large plane in one byte of memory."""
-    return torch.tensor(value, dtype=getattr(torch, dtype)).expand(1, 1, *spatial)
+    return torch.tensor(value, dtype=getattr(torch, dtype), device=device).expand(1, 1, *spatial)
 
 
 @pytest.mark.parametrize(("value", "zero_point", "n"), [(255, 0, 2**24 - 1), (255, 0, 8421505), (255, 0, 8421504),
                                                         (0, 255, 8421505), (0, 255, 2**24 - 1)])  # fmt: skip
-def test_sums_wrap_modulo_2_to_the_32(value, zero_point, n):
+def test_sums_wrap_modulo_2_to_the_32(value, zero_point, n, device):
     """255 * 8,421,505 is the first sum beyond int32."""
-    x, arguments = large("uint8", value, (n,)), scalars("uint8", 0.5, zero_point, 0.5, 128)
+    x, arguments = large("uint8", value, (n,), device), scalars("uint8", 0.5, zero_point, 0.5, 128)
     plane = np.broadcast_to(np.uint8(value), (1, 1, n))
     wanted = oracle.qlinear_global_average_pool(plane, *arguments)
     assert ours(x, arguments).item() == wanted.item()
@@ -174,8 +176,8 @@ def test_a_wrapped_sum_equals_onnxruntimes():
 
 
 @pytest.mark.parametrize("channels_last", [0, 1])
-def test_planes_of_2_to_the_24_elements_are_refused(channels_last):
-    x = torch.zeros((), dtype=torch.uint8).expand(1, 1, 2**12, 2**12)
+def test_planes_of_2_to_the_24_elements_are_refused(channels_last, device):
+    x = torch.zeros((), dtype=torch.uint8, device=device).expand(1, 1, 2**12, 2**12)
     x = x.movedim(1, -1) if channels_last else x
     arguments = [to_tensor(a) for a in scalars("uint8", 1, 0, 1, 0)]
     with pytest.raises(ValueError, match=r"^QLinearGlobalAveragePool: .*2\^24 elements, got X of shape"):
@@ -183,10 +185,10 @@ def test_planes_of_2_to_the_24_elements_are_refused(channels_last):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_scalars_of_shape_one(dtype):
+def test_scalars_of_shape_one(dtype, device):
     x = np.arange(24).astype(dtype).reshape(1, 2, 3, 4)
     plain = scalars(dtype, 0.5, 3, 0.25, 5)
-    np.testing.assert_array_equal(ours(x, [a.reshape(1) for a in plain]), ours(x, plain))
+    np.testing.assert_array_equal(ours(x, [a.reshape(1) for a in plain], device=device), ours(x, plain, device=device))
 
 
 @pytest.mark.parametrize("channels_last", [0, 1])

@@ -15,7 +15,7 @@ import torch
 from cases import LAYOUTS, Case, random_attributes
 from onnx import helper
 from tensors import arrange, call, to_array, to_tensor
-from test_bad_input import BAD_INPUTS, BAD_SCALARS, BAD_VALUES, FLAGS, GOOD, identify
+from test_bad_input import BAD_INPUTS, BAD_SCALARS, BAD_VALUES, FLAGS, GOOD, identify, on
 from test_quantized import TYPES, scalars
 
 import torch_onnxpool
@@ -24,17 +24,18 @@ from torch_onnxpool import QLinearAveragePool, qlinear_average_pool, qlinear_glo
 NAMES = ("X", "x_scale", "x_zero_point", "y_scale", "y_zero_point")
 
 
-def run(case: Case, inputs: list[np.ndarray], layout: str = "contiguous") -> np.ndarray:
+def run(case: Case, inputs: list[np.ndarray], layout: str = "contiguous", device: str = "cpu") -> np.ndarray:
+    """Scales and zero points stay on the CPU."""
     x, *arguments = map(to_tensor, inputs)
-    y = call(case, [arrange(x, layout), *arguments])
+    y = call(case, [arrange(x.to(device), layout), *arguments])
     assert y.dtype == x.dtype
     return to_array(y)
 
 
-def assert_equals_oracle(attributes: dict, x: np.ndarray, arguments: list[np.ndarray]) -> None:
+def assert_equals_oracle(attributes: dict, x: np.ndarray, arguments: list[np.ndarray], device: str) -> None:
     wanted = oracle.qlinear_average_pool(x, *arguments, **attributes)
     for layout in LAYOUTS:
-        y = run(Case("QLinearAveragePool", x.shape, attributes), [x, *arguments], layout)
+        y = run(Case("QLinearAveragePool", x.shape, attributes), [x, *arguments], layout, device)
         np.testing.assert_array_equal(y, wanted, layout)
 
 
@@ -95,12 +96,12 @@ WINDOW = ("auto_pad", "ceil_mode", "kernel_shape", "pads", "strides")
 @pytest.mark.parametrize("channels_last", [0, 1])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("seed", range(5))
-def test_bit_for_bit_with_onnxruntime(dtype, channels_last, seed):
+def test_bit_for_bit_with_onnxruntime(dtype, channels_last, seed, device):
     """20 * 300 random cases."""
     rng = np.random.default_rng(seed)
     cases = [random_case(dtype, channels_last, rng) for _ in range(300)]
     for (case, inputs), theirs in zip(cases, run_onnxruntime(cases), strict=True):
-        np.testing.assert_array_equal(run(case, inputs), theirs, repr(case))
+        np.testing.assert_array_equal(run(case, inputs, device=device), theirs, repr(case))
 
 
 @pytest.mark.parametrize("channels_last", [0, 1])
@@ -117,33 +118,34 @@ def test_the_oracle_is_onnxruntimes(dtype, channels_last):
 
 @pytest.mark.parametrize("channels_last", [0, 1])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_halves_go_to_the_even_neighbour_after_the_zero_point(dtype, channels_last):
+def test_halves_go_to_the_even_neighbour_after_the_zero_point(dtype, channels_last, device):
     """Unlike in the global operator, the zero point is added before the rounding."""
     for value in range(100):
         for zero_point in (0, 1):
             x = np.array([value, value + 1, 0], dtype).reshape((1, 3, 1) if channels_last else (1, 1, 3))
             attributes = {"kernel_shape": [2], "channels_last": channels_last}
             arguments = scalars(dtype, 1, 0, 1, zero_point)
-            assert_equals_oracle(attributes, x, arguments)
-            y = run(Case("QLinearAveragePool", x.shape, attributes), [x, *arguments])
+            assert_equals_oracle(attributes, x, arguments, device)
+            y = run(Case("QLinearAveragePool", x.shape, attributes), [x, *arguments], device=device)
             assert y.flat[0] == round(value + 0.5 + zero_point)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("x_scale", "y_scale"), [(1.0, 1.0), (1e3, 1e-3), (1e-3, 1e3), (-0.5, -0.25), (0.5, -0.25),
                                                   (1e-40, 1e-39)])  # fmt: skip
-def test_saturation_at_every_zero_point(dtype, x_scale, y_scale):
+def test_saturation_at_every_zero_point(dtype, x_scale, y_scale, device):
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     x = np.array([low, low, low + 1, 0, 1, high, high, high], dtype).reshape(1, 2, 4)
     for x_zero_point in (low, low + 1, 0, high):
         for y_zero_point in (low, low + 1, 0, high):
             arguments = scalars(dtype, x_scale, x_zero_point, y_scale, y_zero_point)
-            assert_equals_oracle({"kernel_shape": [2]}, x, arguments)
+            assert_equals_oracle({"kernel_shape": [2]}, x, arguments, device)
 
 
-def test_the_divisor_counts_overhang_too():
+def test_the_divisor_counts_overhang_too(device):
     """Of windows of 3 taps over five data, the first has one tap in the padding and the last has one beyond the end."""
-    x, arguments = torch.full((1, 1, 5), 60, dtype=torch.uint8), [to_tensor(a) for a in scalars("uint8", 1, 0, 1, 0)]
+    x = torch.full((1, 1, 5), 60, dtype=torch.uint8, device=device)
+    arguments = [to_tensor(a) for a in scalars("uint8", 1, 0, 1, 0)]
     attributes = {"kernel_shape": [3], "strides": [2], "pads": [1, 0], "ceil_mode": 1}
     assert qlinear_average_pool(x, *arguments, **attributes).tolist() == [[[60, 60, 60]]]
     counted = {"count_include_pad": 1}
@@ -152,35 +154,41 @@ def test_the_divisor_counts_overhang_too():
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_scalars_of_shape_one(dtype):
+def test_scalars_of_shape_one(dtype, device):
     """As in the global operator; onnxruntime refuses them here, where it knows their shapes."""
     x, plain = np.arange(24).astype(dtype).reshape(1, 2, 3, 4), scalars(dtype, 0.5, 3, 0.25, 5)
     case = Case("QLinearAveragePool", x.shape, {"kernel_shape": [2, 2]})
-    np.testing.assert_array_equal(run(case, [x, *(a.reshape(1) for a in plain)]), run(case, [x, *plain]))
+    of_shape_one = run(case, [x, *(a.reshape(1) for a in plain)], device=device)
+    np.testing.assert_array_equal(of_shape_one, run(case, [x, *plain], device=device))
 
 
 @pytest.mark.parametrize("count_include_pad", [0, 1])
-def test_a_window_without_data_is_zero(count_include_pad):
+def test_a_window_without_data_is_zero(count_include_pad, device):
     x, arguments = np.full((1, 1, 2), 9, np.int8), scalars("int8", 0.5, 3, 0.25, -7)
     attributes = {"kernel_shape": [1], "pads": [1, 2], "count_include_pad": count_include_pad}
-    assert_equals_oracle(attributes, x, arguments)
-    assert run(Case("QLinearAveragePool", x.shape, attributes), [x, *arguments]).tolist() == [[[-7, 5, 5, -7, -7]]]
+    assert_equals_oracle(attributes, x, arguments, device)
+    y = run(Case("QLinearAveragePool", x.shape, attributes), [x, *arguments], device=device)
+    assert y.tolist() == [[[-7, 5, 5, -7, -7]]]
 
 
 @pytest.mark.parametrize("count_include_pad", [0, 1])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_window_over_the_plane_is_the_global_operator(dtype, count_include_pad):
+def test_a_window_over_the_plane_is_the_global_operator(dtype, count_include_pad, device):
     rng = np.random.default_rng(0)
     for _ in range(200):
         x = rng.integers(0, 128, (2, 3, *rng.integers(1, 8, 2))).astype(dtype)
         arguments = scalars(dtype, rng.uniform(0.01, 3), rng.integers(0, 128), rng.uniform(0.01, 3), 1)
         wanted = qlinear_global_average_pool(to_tensor(x), *map(to_tensor, arguments))
         attributes = {"kernel_shape": list(x.shape[2:]), "count_include_pad": count_include_pad, "strides": [3, 3]}
-        np.testing.assert_array_equal(run(Case("QLinearAveragePool", x.shape, attributes), [x, *arguments]), wanted)
+        y = run(Case("QLinearAveragePool", x.shape, attributes), [x, *arguments], device=device)
+        np.testing.assert_array_equal(y, wanted)
 
 
-def test_a_window_over_the_plane_has_the_limits_of_the_global_operator():
-    x, arguments = torch.ones(1, 1, 4, dtype=torch.uint8), map(to_tensor, scalars("uint8", 1024.0, 0, 1.0, 0))
+def test_a_window_over_the_plane_has_the_limits_of_the_global_operator(device):
+    x, arguments = (
+        torch.ones(1, 1, 4, dtype=torch.uint8, device=device),
+        map(to_tensor, scalars("uint8", 1024.0, 0, 1.0, 0)),
+    )
     with pytest.raises(ValueError, match=r"^QLinearAveragePool: .*x_scale.*y_scale.*\[2\^-32, 256\)"):
         qlinear_average_pool(x, *arguments, 4)
 
@@ -236,10 +244,10 @@ BAD_ATTRIBUTES = [
 
 
 @pytest.mark.parametrize(("name", "value"), BAD_ATTRIBUTES, ids=identify)
-def test_bad_attributes(name, value):
+def test_bad_attributes(name, value, device):
     attributes = {"kernel_shape": [2, 2]} | {name: value}
     with pytest.raises(ValueError, match=rf"^QLinearAveragePool: .*{name}") as refusal:
-        qlinear_average_pool(X, **GOOD, **attributes)
+        qlinear_average_pool(X.to(device), **GOOD, **attributes)
     assert f"got {name}=" in str(refusal.value)
     if name == "kernel_shape" and value in ([2], [2, 2, 2]):
         return  # legal for inputs of another rank
@@ -249,25 +257,26 @@ def test_bad_attributes(name, value):
 
 
 @pytest.mark.parametrize(("name", "value"), BAD_SCALARS, ids=identify)
-def test_bad_scalars(name, value):
+def test_bad_scalars(name, value, device):
     if isinstance(value, torch.Tensor) and value.numel() == 1 and value.dtype == torch.float32 and value.item() < 0:
         pytest.skip("a negative scale is odd, but onnxruntime computes with it")
     with pytest.raises(ValueError, match=f"^QLinearAveragePool: .*{name}"):
-        qlinear_average_pool(X, **(GOOD | {name: value}), kernel_shape=2)
+        qlinear_average_pool(X.to(device), **on(device, GOOD | {name: value}), kernel_shape=2)
 
 
 @pytest.mark.parametrize("x", BAD_INPUTS.values(), ids=BAD_INPUTS)
 @pytest.mark.parametrize("channels_last", [0, 1])
-def test_bad_inputs(x, channels_last):
+def test_bad_inputs(x, channels_last, device):
     kernel_shape = [1] * (max(1, x.dim() - 2) if isinstance(x, torch.Tensor) else 1)
     with pytest.raises(ValueError, match=r"^QLinearAveragePool: "):
-        qlinear_average_pool(x, **GOOD, kernel_shape=kernel_shape, channels_last=channels_last)
+        qlinear_average_pool(**on(device, {"X": x} | GOOD), kernel_shape=kernel_shape, channels_last=channels_last)
 
 
 @pytest.mark.parametrize("attributes", [{"kernel_shape": [7, 2]}, {"kernel_shape": [2, 7], "auto_pad": "VALID"},
                                         {"kernel_shape": [8, 8], "strides": [2, 2], "ceil_mode": 1}])  # fmt: skip
-def test_windows_that_do_not_fit(attributes):
-    for x, channels_last in ((X, 0), (X.movedim(1, -1), 1)):
+def test_windows_that_do_not_fit(attributes, device):
+    first = X.to(device)
+    for x, channels_last in ((first, 0), (first.movedim(1, -1), 1)):
         with pytest.raises(ValueError, match=r"^QLinearAveragePool: the window must fit .*input of 6"):
             qlinear_average_pool(x, **GOOD, **attributes, channels_last=channels_last)
 

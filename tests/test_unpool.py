@@ -280,10 +280,10 @@ def identify(value) -> str:
 
 
 @pytest.mark.parametrize(("name", "value"), BAD_ATTRIBUTES, ids=identify)
-def test_bad_attributes(name, value):
+def test_bad_attributes(name, value, device):
     attributes = {"kernel_shape": [2, 2]} | {name: value}
     with pytest.raises(ValueError, match=rf"^MaxUnpool: .*{name}") as refusal:
-        max_unpool(X, I, **attributes)
+        max_unpool(X.to(device), I.to(device), **attributes)
     assert f"got {name}=" in str(refusal.value)
     if name == "kernel_shape" and value in ([2], [2, 2, 2]):
         return  # legal for inputs of another rank
@@ -293,52 +293,53 @@ def test_bad_attributes(name, value):
 
 
 @pytest.mark.parametrize("value", BAD_OUTPUT_SHAPES, ids=identify)
-def test_bad_output_shapes(value):
-    for unpool in (lambda: max_unpool(X, I, [2, 2], output_shape=value), lambda: MaxUnpool([2, 2])(X, I, value)):
+def test_bad_output_shapes(value, device):
+    x, i = X.to(device), I.to(device)
+    for unpool in (lambda: max_unpool(x, i, [2, 2], output_shape=value), lambda: MaxUnpool([2, 2])(x, i, value)):
         with pytest.raises(ValueError, match=r"^MaxUnpool: .*(output_shape|the output must)"):
             unpool()
 
 
 @pytest.mark.parametrize("index", [16, 17, HUGE, -1, -HUGE])
-def test_indices_outside_of_the_output(index):
-    indices = I % 16
+def test_indices_outside_of_the_output(index, device):
+    indices = I.to(device) % 16
     indices[0, 1, 1, 1] = index
     with pytest.raises(ValueError, match=rf"^MaxUnpool: .*got .*{index}\b"):
-        max_unpool(torch.ones(1, 2, 3, 3), indices, [1, 1], output_shape=[1, 2, 2, 4])
+        max_unpool(torch.ones(1, 2, 3, 3, device=device), indices, [1, 1], output_shape=[1, 2, 2, 4])
 
 
 @pytest.mark.parametrize("indices", [I.int(), I.float(), I[:, :1], I[..., 0], I[0], I.reshape(1, 2, 9), None, 0, [[0]]],
                          ids=identify)  # fmt: skip
-def test_indices_of_another_type_or_shape(indices):
+def test_indices_of_another_type_or_shape(indices, device):
     with pytest.raises(ValueError, match=r"^MaxUnpool: I must "):
-        max_unpool(X, indices, [2, 2])
+        max_unpool(X.to(device), indices.to(device) if isinstance(indices, torch.Tensor) else indices, [2, 2])
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (1, 0, 4), (1, 2, 0)])
-def test_shapes_of_inputs(shape):
+def test_shapes_of_inputs(shape, device):
     with pytest.raises(ValueError, match=rf"^MaxUnpool: .*{re.escape(str(list(shape)))}"):
-        max_unpool(torch.ones(shape), torch.zeros(shape, dtype=torch.int64), 2)
+        max_unpool(torch.ones(shape, device=device), torch.zeros(shape, dtype=torch.int64, device=device), 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8, torch.bool, torch.complex64])
-def test_element_types(dtype):
+def test_element_types(dtype, device):
     with pytest.raises(ValueError, match=r"^MaxUnpool: X must be of type .*float64.*, got "):
-        max_unpool(X.to(dtype), I, 2)
+        max_unpool(X.to(device, dtype), I.to(device), 2)
 
 
-def test_an_empty_output():
+def test_an_empty_output(device):
     with pytest.raises(ValueError, match=r"^MaxUnpool: the output must not be empty, got .*\[1, 2, 0, 3\]"):
-        max_unpool(X, I, 1, pads=[1, 0, 2, 0])
+        max_unpool(X.to(device), I.to(device), 1, pads=[1, 0, 2, 0])
 
 
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 
 @every_case
-def test_layer_is_the_function(case):
+def test_layer_is_the_function(case, device):
     attributes = dict(case.attributes)
     output_shape = attributes.pop("output_shape", None)
-    x, indices = inputs_of(case, "float32")
+    x, indices = inputs_of(case, "float32", device)
     layer = MaxUnpool(**attributes)
     for twin in (layer, pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
         assert torch.equal(twin(x, indices, output_shape), call(case, [x, indices]))
