@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cases import BYTES, FLOATS, GLOBAL, Case, fill
+from cases import BYTES, FLOATS, GLOBAL, WINDOWED, Case, fill
 from tensors import arrange, call, to_tensor
 
 
@@ -106,3 +106,50 @@ def test_quantised_planes(shape, dtype, device):
     expected = call(case, [arrange(x, "sliced"), *scalars])
     for name, arrangement in ARRANGEMENTS.items():
         assert torch.equal(call(case, [arrangement(x), *scalars]), expected), name
+
+
+WINDOWS = [
+    ((2, 3, 20, 24), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
+    ((2, 16, 37, 41), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ((2, 3, 16, 32), {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    ((9, 32, 14, 14), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
+    ((2, 4, 7, 8), {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [2, 3, 0, 1], "ceil_mode": 1}),
+    ((1, 2, 40, 48), {"kernel_shape": [31, 31], "pads": [15, 15, 15, 15]}),
+    ((1, 16, 33, 30), {"kernel_shape": [16, 12], "strides": [3, 2], "pads": [20, 3, 0, 5], "dilations": [2, 2]}),
+    ((1, 1, 100, 90), {"kernel_shape": [64, 3], "strides": [1, 2], "pads": [1, 1, 1, 1]}),
+    ((1, 1, 5, 300), {"kernel_shape": [2, 17], "strides": [1, 3], "dilations": [1, 2]}),
+    ((1, 2, 9000), {"kernel_shape": [3], "strides": [2], "pads": [1, 1]}),
+    ((1, 2, 700), {"kernel_shape": [13], "dilations": [3], "pads": [40, 40]}),
+    ((1, 1, 90, 200), {"kernel_shape": [7, 7], "strides": [1, 1], "dilations": [3, 1]}),
+    ((1, 8, 6, 20, 24), {"kernel_shape": [3, 3, 3], "strides": [2, 1, 2], "pads": [1, 1, 1, 0, 1, 1]}),
+    ((1, 1, 13, 14, 15), {"kernel_shape": [12, 13, 14], "pads": [3, 3, 3, 3, 3, 3]}),
+]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("shape", "attributes"), WINDOWS, ids=str)
+@pytest.mark.parametrize("operator", WINDOWED)
+def test_windows(operator, shape, attributes, dtype, device):
+    check(Case(operator, shape, attributes), dtype, device, ("distinct", "ties"))
+
+
+@pytest.mark.parametrize("dtype", BYTES)
+@pytest.mark.parametrize(("shape", "attributes"), WINDOWS, ids=str)
+def test_windows_of_bytes(shape, attributes, dtype, device):
+    check(Case("MaxPool", shape, attributes), dtype, device, ("distinct", "ties"))
+
+
+@pytest.mark.parametrize("kind", ["special", "wide"])
+@pytest.mark.parametrize(("shape", "attributes"), WINDOWS[:7], ids=str)
+@pytest.mark.parametrize("operator", ["LpPool", "MaxPool"])
+def test_windows_of_unusual_data(operator, shape, attributes, kind, device):
+    x = to_tensor(fill(kind, shape, "float32", np.random.default_rng(0)), device)
+    expected = call(Case(operator, shape, attributes), [arrange(x, "sliced")])
+    for name, arrangement in ARRANGEMENTS.items():
+        assert_same(call(Case(operator, shape, attributes), [arrangement(x)]), expected, name)
+
+
+def test_counted_padding(device):
+    for shape, attributes in WINDOWS:
+        if "pads" in attributes:
+            check(Case("AveragePool", shape, attributes | {"count_include_pad": 1}), "float64", device)

@@ -3,6 +3,7 @@
 
 #include "gradient.cuh"
 #include "planes.cuh"
+#include "tile.cuh"
 #include "window.cuh"
 
 namespace onnxpool::cuda {
@@ -53,6 +54,15 @@ inline bool is_global(const Geometry& geometry) {
     });
 }
 
+// Where visiting every tap of every window costs more than reading from a plane in any layout.
+inline bool has_large_window(const Geometry& geometry) {
+    double taps = 1;
+    for (int a = 0; a < geometry.rank; ++a) {
+        taps *= static_cast<double>(std::min(geometry.axes[a].kernel, geometry.axes[a].input));
+    }
+    return taps >= 128;
+}
+
 template <class R>
 void forward_windows(const Call& call, const Context& context) {
     using T = typename R::Element;
@@ -62,9 +72,15 @@ void forward_windows(const Call& call, const Context& context) {
         return launch_places(forward_by_window<General, Any, 1>, outputs_of<Any>(call, 1), context);
     }
     const auto has_vectors = [&](const Operand& operand, int size) { return has_channel_vectors(call, operand, size); };
+    if constexpr (!R::kIndexed && !R::kInOrder) {
+        if (has_large_window(call.geometry) && forward_tiles<R>(call, context)) return;
+    }
     if (call.channels_innermost && has_vectors(call.x, sizeof(T)) && has_vectors(call.y, sizeof(T)) &&
         has_vectors(call.indices, sizeof(int64_t))) {
         return launch_places(forward_by_window<R, Small, lanes>, outputs_of<Small>(call, lanes), context);
+    }
+    if constexpr (!R::kIndexed && !R::kInOrder) {
+        if (call.x.strides[call.geometry.rank + 1] == 1 && forward_tiles<R>(call, context)) return;
     }
     launch_places(forward_by_window<General, Small, 1>, outputs_of<Small>(call, 1), context);
 }

@@ -76,9 +76,12 @@ __device__ inline void write_result(const R& reduction, const Problem<Small>& pr
                                     const Position<Small>& plane, const typename R::Accumulator& accumulator) {
     using T = typename R::Element;
     const T* x = problem.x.template plane<const T>(plane.image, plane.channel);
-    const int32_t origin[Small::kRank] = {};
-    Box<Small> taps;
-    window_at(problem, origin, taps);
+    const auto taps = [&] {
+        const int32_t origin[Small::kRank] = {};
+        Box<Small> box;
+        window_at(problem, origin, box);
+        return box;
+    };
     *problem.y.template plane<T>(plane.image, plane.channel) =
         finish_window(reduction, problem, taps, x, accumulator, planes.size);
     if constexpr (R::kIndexed) {

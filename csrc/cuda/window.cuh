@@ -143,10 +143,10 @@ __device__ __attribute__((noinline)) T rescaled_norm(const Problem<Space>& probl
     return reduction.finish(sum[0]);
 }
 
-// A window's result. `divisor` is the number of its taps that count.
-template <class R, class Space>
-__device__ inline typename R::Element finish_window(const R& reduction, const Problem<Space>& problem,
-                                                    const Box<Space>& taps, const typename R::Element* plane,
+// A window's result. `divisor` is the number of its taps that count, taps() gives the data among them.
+template <class R, class Space, class Taps>
+__device__ inline typename R::Element finish_window(const R& reduction, const Problem<Space>& problem, Taps taps,
+                                                    const typename R::Element* plane,
                                                     const typename R::Accumulator& accumulator,
                                                     typename Space::Count divisor) {
     if (divisor == 0) return reduction.empty();
@@ -155,8 +155,8 @@ __device__ inline typename R::Element finish_window(const R& reduction, const Pr
     }
     if constexpr (is_norm<R>) {
         if (reduction.out_of_range(accumulator)) {
-            const Box<Space> copy = taps;  // what is passed by reference cannot stay in registers
-            return rescaled_norm(problem, copy, plane);
+            const Box<Space> box = taps();
+            return rescaled_norm(problem, box, plane);
         }
     }
     return reduction.finish(accumulator);
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads)
     T y[kLanes];
 #pragma unroll
     for (int lane = 0; lane < kLanes; ++lane) {
-        y[lane] = finish_window(reduction, problem, taps, plane + lane, accumulators[lane], divisor);
+        y[lane] = finish_window(reduction, problem, [&] { return taps; }, plane + lane, accumulators[lane], divisor);
     }
     store(y,
           problem.y.template plane<T>(output.image, output.channel) + problem.y.offset(output.spatial, problem.rank));

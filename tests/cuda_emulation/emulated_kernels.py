@@ -20,4 +20,4 @@ library.emulation_run_backwards(int(os.environ.get("EMULATION_BACKWARDS", "0")))
 
 def pytest_sessionfinish() -> None:
     if "KERNELS_LAUNCHED" in os.environ:
-        Path(os.environ["KERNELS_LAUNCHED"]).write_text(library.emulation_launched_kernels().decode())
+        Path(os.environ["KERNELS_LAUNCHED"]).open("a").write(library.emulation_launched_kernels().decode())

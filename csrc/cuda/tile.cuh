@@ -1,0 +1,284 @@
+// Windows over rows that are contiguous in memory. A block takes a tile of outputs: the rows of their windows are
+// combined in shared memory, and the results then along the row. Along an axis with a large kernel this takes a number
+// of steps that grows with the logarithm of its length.
+#pragma once
+
+#include "planes.cuh"
+
+namespace onnxpool::cuda {
+
+// Outputs of a block: `rows` by `columns` along the last two of three axes, at one place along the first, of `planes`
+// planes.
+struct Tiling {
+    int64_t all_planes = 0;
+    int32_t planes = 1;
+    Divider<int32_t> rows, columns;
+    Divider<int32_t> tile_rows, tile_columns, depth;  // how many of them make up a plane
+    // The inputs that these outputs look at. Columns before the first tap make the first one start on a 16-byte
+    // boundary, where rows are read in vectors.
+    int32_t input_rows = 0;
+    Divider<int32_t> input_columns;
+    int32_t lead = 0;
+    bool in_vectors = false;
+    // Whether taps are combined by combine_taps() rather than one by one.
+    bool squares_rows = false;
+    bool squares_columns = false;
+    // Of shared memory: factors of divisors, then one buffer or three.
+    int32_t divisor_bytes = 0;
+
+    // Rows of a plane in shared memory: of inputs, or of outputs where the taps of a column are combined before.
+    ONNXPOOL_HOST_DEVICE int32_t shared_rows() const { return squares_rows ? input_rows : static_cast<int32_t>(rows); }
+};
+
+// y[i] = x[i] + x[i + unit] + ... + x[i + (taps - 1) * unit] for the combiner's "+", wherever all of these exist, the
+// way that numbers are raised to a power by squaring: from windows of k taps to those of 2k and 2k + 1. Returns y,
+// which is one of x, a and b.
+template <class R, class A = typename R::Accumulator>
+__device__ inline A* combine_taps(const R& reduction, A* x, A* a, A* b, int32_t size, int32_t unit, int32_t taps) {
+    A* y = x;
+    int32_t done = 1;
+    for (int32_t bit = 30 - __builtin_clz(taps); bit >= 0; --bit) {
+        const bool odd = taps >> bit & 1;
+        const int32_t shift = done * unit;
+        done = 2 * done + odd;
+        const int32_t end = size - (done - 1) * unit;
+        for (int32_t i = threadIdx.x; i < end; i += kThreads) {
+            A sum = reduction.combine(y[i], y[i + shift]);
+            if (odd) sum = reduction.combine(sum, x[i + 2 * shift]);
+            a[i] = sum;
+        }
+        __syncthreads();
+        y = a;
+        a = b;
+        b = y;
+    }
+    return y;
+}
+
+template <class R>
+__global__ void __launch_bounds__(kThreads)
+    forward_tiles(int64_t first_block, const __grid_constant__ Problem<Small> problem,
+                  const __grid_constant__ Tiling tiling) {
+    using T = typename R::Element;
+    using Accumulator = typename R::Accumulator;
+    const R reduction(problem.parameters);
+    const auto& row_axis = problem.axes[1];
+    const auto& column_axis = problem.axes[2];
+
+    // ---- Where the tile lies ----
+    int64_t block = first_block + blockIdx.x;
+    const auto take = [&](const Divider<int32_t>& radix) {
+        const int64_t quotient = block / radix;
+        const auto digit = static_cast<int32_t>(block - quotient * static_cast<int64_t>(radix));
+        block = quotient;
+        return digit;
+    };
+    const int32_t first_column = take(tiling.tile_columns) * tiling.columns;
+    const int32_t first_row = take(tiling.tile_rows) * tiling.rows;
+    const int32_t depth = take(tiling.depth);
+    const int64_t first_plane = block * tiling.planes;
+    const int64_t remaining = tiling.all_planes - first_plane;
+    const int32_t planes = remaining < tiling.planes ? static_cast<int32_t>(remaining) : tiling.planes;
+    const auto position_of = [&](int32_t plane) {
+        const int64_t image = (first_plane + plane) / problem.places.channel_blocks;
+        return Position<Small>{image, first_plane + plane - image * problem.places.channel_blocks.value, {}};
+    };
+    const int32_t width = tiling.input_columns;
+    const int32_t height = tiling.shared_rows();
+    const int32_t size = planes * height * width;
+    const int32_t buffer_size = tiling.planes * height * width;
+    auto* const divisors_of_rows = shared<int32_t>();
+    auto* const divisors_of_columns = divisors_of_rows + tiling.rows;
+    auto* const buffer = reinterpret_cast<Accumulator*>(shared<char>() + tiling.divisor_bytes);
+
+    // ---- The factors of divisors ----
+    const Divisor divisor = problem.parameters.divisor;
+    for (int32_t i = threadIdx.x; i < tiling.rows + tiling.columns; i += kThreads) {
+        const bool is_row = i < tiling.rows;
+        const int32_t output = is_row ? first_row + i : first_column + i - tiling.rows;
+        const auto& axis = is_row ? row_axis : column_axis;
+        divisors_of_rows[i] = output < axis.output ? counted_taps(axis, output, divisor) : 0;
+    }
+    const int32_t depth_divisor = counted_taps(problem.axes[0], depth, divisor);
+
+    // ---- Rows into shared memory ----
+    const auto depth_taps = data_taps(problem.axes[0], depth);
+    const int32_t input_row = first_row * row_axis.stride - row_axis.pad_begin;
+    const int32_t input_column = first_column * column_axis.stride - column_axis.pad_begin - tiling.lead;
+    // The elements of `lanes` columns from number `i` of all on, in rows that are combined right here.
+    const auto fill = [&](auto lanes_constant, int32_t i) {
+        constexpr int lanes = decltype(lanes_constant)::value;
+        const int32_t row = i / tiling.input_columns;
+        const int32_t plane = row / height;
+        const int32_t own_row = row - plane * height;
+        RangeOf<int32_t> taps{input_row + own_row, 0, 1};
+        if (tiling.squares_rows) {
+            taps.count = taps.begin >= 0 && taps.begin < row_axis.input;
+        } else if (first_row + own_row < row_axis.output) {
+            taps = data_taps(row_axis, first_row + own_row);
+        }
+        const int32_t column = input_column + i - row * width;
+        Accumulator sums[lanes];
+#pragma unroll
+        for (int lane = 0; lane < lanes; ++lane) sums[lane] = reduction.identity();
+        if (column >= 0 && column < column_axis.input) {
+            const Position<Small> position = position_of(plane);
+            const T* x =
+                problem.x.template plane<const T>(position.image, position.channel) + column * problem.x.strides[2];
+            for (int32_t d = 0; d < depth_taps.count; ++d) {
+                const T* from = x + (depth_taps.begin + d * depth_taps.step) * problem.x.strides[0] +
+                                taps.begin * problem.x.strides[1];
+                const int32_t step = taps.step * problem.x.strides[1];
+#pragma unroll 4
+                for (int32_t t = 0; t < taps.count; ++t) {
+                    T loaded[lanes];
+                    load(from + t * step, loaded);
+#pragma unroll
+                    for (int lane = 0; lane < lanes; ++lane) {
+                        sums[lane] = reduction.combine(sums[lane], reduction.lift(loaded[lane]));
+                    }
+                }
+            }
+        }
+        store(sums, buffer + i);
+    };
+    if (tiling.in_vectors) {
+        constexpr int lanes = kVectorLanes<T>;
+        for (int32_t i = threadIdx.x * lanes; i < size; i += kThreads * lanes) {
+            fill(std::integral_constant<int, lanes>(), i);
+        }
+    } else {
+        for (int32_t i = threadIdx.x; i < size; i += kThreads) fill(std::integral_constant<int, 1>(), i);
+    }
+    __syncthreads();
+
+    // ---- Taps that are combined by squaring ----
+    Accumulator* sums = buffer;
+    int32_t row_step = 1;
+    if (tiling.squares_rows) {
+        sums = combine_taps(reduction, buffer, buffer + buffer_size, buffer + 2 * buffer_size, size,
+                            row_axis.dilation * width, row_axis.kernel);
+        row_step = row_axis.stride;
+    }
+    if (tiling.squares_columns) {
+        Accumulator* free_buffer = sums == buffer ? buffer + buffer_size : buffer;
+        Accumulator* other = sums == buffer + 2 * buffer_size ? buffer + buffer_size : buffer + 2 * buffer_size;
+        sums = combine_taps(reduction, sums, free_buffer, other, size, column_axis.dilation, column_axis.kernel);
+    }
+
+    // ---- Along the row ----
+    const int32_t taps = tiling.squares_columns ? 1 : column_axis.kernel;
+    for (int32_t i = threadIdx.x; i < planes * tiling.rows * tiling.columns; i += kThreads) {
+        const int32_t any_row = i / tiling.columns;
+        const int32_t plane = any_row / tiling.rows;
+        const int32_t row = any_row - plane * tiling.rows;
+        const int32_t column = i - any_row * tiling.columns;
+        const int32_t output[] = {depth, first_row + row, first_column + column};
+        if (output[1] >= row_axis.output || output[2] >= column_axis.output) continue;
+        const Accumulator* from =
+            sums + (plane * height + row * row_step) * width + tiling.lead + column * column_axis.stride;
+        Accumulator sum = from[0];
+        for (int32_t t = 1; t < taps; ++t) sum = reduction.combine(sum, from[t * column_axis.dilation]);
+        const Position<Small> position = position_of(plane);
+        const auto box = [&] {
+            Box<Small> data;
+            window_at(problem, output, data);
+            return data;
+        };
+        problem.y.template plane<T>(position.image, position.channel)[problem.y.offset(output, Small::kRank)] =
+            finish_window(reduction, problem, box, problem.x.template plane<const T>(position.image, position.channel),
+                          sum, depth_divisor * divisors_of_rows[row] * divisors_of_columns[column]);
+    }
+}
+
+// ---- The choice ----
+
+constexpr int64_t kSquaredTaps = 12;  // from so many on it is faster
+
+// The tile with the fewest inputs for all outputs; false if none fits into shared memory.
+template <class R>
+bool choose_tiling(const Call& call, const Problem<Small>& problem, Tiling& tiling) {
+    using T = typename R::Element;
+    const auto& rows = problem.axes[1];
+    const auto& columns = problem.axes[2];
+    constexpr int64_t lanes = kVectorLanes<T>;
+    tiling.all_planes = call.geometry.batch * call.geometry.channels;
+    tiling.depth = Divider<int32_t>(problem.axes[0].output);
+    tiling.squares_rows = rows.kernel >= kSquaredTaps;
+    tiling.squares_columns = columns.kernel >= kSquaredTaps;
+    tiling.in_vectors = problem.x.strides[2] == 1 && columns.input % lanes == 0 && is_aligned(call.x.data) &&
+                        problem.x.strides[1] % lanes == 0 && problem.x.strides[0] % lanes == 0 &&
+                        problem.x.channel_stride % lanes == 0 && problem.x.image_stride % lanes == 0;
+    if (tiling.in_vectors) tiling.lead = static_cast<int32_t>((lanes - columns.pad_begin % lanes) % lanes);
+    const int64_t buffers = tiling.squares_rows || tiling.squares_columns ? 3 : 1;
+    const double shared_limit = buffers == 3 ? kSharedBytes : kSharedBytes / 2;  // rather two blocks than one
+
+    const auto reach = [](const auto& axis, int64_t outputs) {
+        return (outputs - 1) * axis.stride + int64_t{axis.kernel - 1} * axis.dilation + 1;
+    };
+    const auto input_columns = [&](int64_t outputs) {
+        const int64_t all = tiling.lead + reach(columns, outputs);
+        return tiling.in_vectors ? ceil_div(all, lanes) * lanes : all;
+    };
+    const auto divisor_bytes = [](int64_t height, int64_t width) {
+        return ceil_div((height + width) * static_cast<int64_t>(sizeof(int32_t)), kVectorBytes) * kVectorBytes;
+    };
+    const auto buffer_bytes = [&](int64_t height, int64_t width) {
+        const int64_t shared_rows = tiling.squares_rows ? reach(rows, height) : height;
+        return static_cast<double>(buffers * shared_rows) * static_cast<double>(input_columns(width)) *
+               static_cast<double>(sizeof(typename R::Accumulator));
+    };
+    double best = std::numeric_limits<double>::infinity();
+    int64_t best_height = 0, best_width = 0;
+    // Widths that begin on a boundary wherever the tile lies, or the whole row.
+    for (int64_t limit = 4096; limit >= 16; limit /= 2) {
+        const int64_t width = std::min<int64_t>(columns.output, limit);
+        for (int64_t height = std::min<int64_t>(rows.output, 64); height >= 1; height /= 2) {
+            if (height * width > 4096) continue;
+            if (static_cast<double>(divisor_bytes(height, width)) + buffer_bytes(height, width) > shared_limit)
+                continue;
+            const int64_t tiles = ceil_div(rows.output, height) * ceil_div(columns.output, width);
+            const auto cost =
+                static_cast<double>(tiles) * static_cast<double>(reach(rows, height) * input_columns(width) + kThreads);
+            if (cost < best) {
+                best = cost;
+                best_height = height;
+                best_width = width;
+            }
+        }
+    }
+    if (best_height == 0) return false;
+    if (best_height == rows.output && best_width == columns.output) {  // small planes share a block
+        const int64_t wanted = tiling.all_planes * problem.axes[0].output / wanted_blocks();
+        const double room = shared_limit - static_cast<double>(divisor_bytes(best_height, best_width));
+        const auto most = std::min(static_cast<int64_t>(room / buffer_bytes(best_height, best_width)),
+                                   2048 / (best_height * best_width));
+        tiling.planes = static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, most)));
+    }
+    tiling.rows = Divider<int32_t>(static_cast<int32_t>(best_height));
+    tiling.columns = Divider<int32_t>(static_cast<int32_t>(best_width));
+    tiling.tile_rows = Divider<int32_t>(static_cast<int32_t>(ceil_div(rows.output, best_height)));
+    tiling.tile_columns = Divider<int32_t>(static_cast<int32_t>(ceil_div(columns.output, best_width)));
+    tiling.divisor_bytes = static_cast<int32_t>(divisor_bytes(best_height, best_width));
+    tiling.input_rows = static_cast<int32_t>(reach(rows, best_height));
+    tiling.input_columns = Divider<int32_t>(static_cast<int32_t>(input_columns(best_width)));
+    return true;
+}
+
+template <class R>
+bool forward_tiles(const Call& call, const Context& context) {
+    Problem<Small> problem(call);
+    problem.number(call, &Problem<Small>::AxisType::output, 1);
+    Tiling tiling;
+    if (!choose_tiling<R>(call, problem, tiling)) return false;
+    const int64_t blocks =
+        ceil_div(tiling.all_planes, tiling.planes) * tiling.depth * tiling.tile_rows * tiling.tile_columns;
+    const int64_t buffers = tiling.squares_rows || tiling.squares_columns ? 3 : 1;
+    const int64_t accumulators = buffers * tiling.planes * tiling.shared_rows() * tiling.input_columns;
+    const int64_t shared_bytes =
+        tiling.divisor_bytes + accumulators * static_cast<int64_t>(sizeof(typename R::Accumulator));
+    launch(forward_tiles<R>, blocks, shared_bytes, context.stream, problem, tiling);
+    return true;
+}
+
+}  // namespace onnxpool::cuda
