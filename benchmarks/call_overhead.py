@@ -1,6 +1,6 @@
 """What one call costs before any work: one element, one thread, ours beside torch.nn.functional.
 
-python benchmarks/call_overhead.py [--quick] [--output PATH]
+python benchmarks/call_overhead.py [--quick] [--device DEVICE] [--output PATH]
 """
 
 from __future__ import annotations
@@ -44,17 +44,18 @@ CALLS = {
         "torch.linalg.vector_norm(X, 2, (2, 3), keepdim=True)",
     ),
 }
-INPUTS = {"": torch.ones(1, 1, 1, 1), ", gradient": torch.ones(1, 1, 1, 1, requires_grad=True)}
 
 
-def timers_of(function: str, layer: str, peer: str) -> dict[str, Timer]:
+def timers_of(function: str, layer: str, peer: str, device: str) -> dict[str, Timer]:
     """By column: all three without gradient, then all three with."""
+    X = torch.ones(1, 1, 1, 1, device=device)
+    inputs = {"": X, ", gradient": X.clone().requires_grad_()}
     names = {**vars(torch_onnxpool), "F": F, "torch": torch}
     names["layer"] = eval(layer, names)
     ways = {"function": function, "layer": "layer(X)", "torch": peer}
     return {
         way + suffix: Timer(call, globals={**names, "X": X})
-        for suffix, X in INPUTS.items()
+        for suffix, X in inputs.items()
         for way, call in ways.items()
     }
 
@@ -62,24 +63,28 @@ def timers_of(function: str, layer: str, peer: str) -> dict[str, Timer]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a glance: few calls")
-    parser.add_argument(
-        "--output", type=Path, default=harness.RESULTS / "call_overhead", help="the files' path, without its suffix"
-    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--output", type=Path, help="the files' path, without its suffix")
     options = parser.parse_args()
+    on_gpu = options.device == "cuda"
+    options.output = options.output or harness.RESULTS / ("call_overhead-cuda" if on_gpu else "call_overhead")
     torch.set_num_threads(1)
-    repeats, calls = (5, 50) if options.quick else (100, 1000)
-    machine = harness.describe_machine(threads=1)
+    # A GPU is waited for between repeats, not between calls: it takes up to a thousand before a call waits for it.
+    repeats, calls = (5, 50) if options.quick else (100, 500 if on_gpu else 1000)
+    machine = harness.describe_machine(1, options.device)
 
     microseconds: dict[str, dict[str, float]] = {}
     with harness.progress_bar() as progress:
         task = progress.add_task("", total=len(CALLS))
         for operator, ways in CALLS.items():
             progress.update(task, description=operator)
-            timers = timers_of(*ways)
+            timers = timers_of(*ways, options.device)
             fastest = dict.fromkeys(timers, math.inf)
             for _ in range(repeats):  # in turns, so that all see the same weather
                 for way, timer in timers.items():
                     fastest[way] = min(fastest[way], timer.timeit(calls) / calls * 1e6)
+                    if on_gpu:
+                        torch.cuda.synchronize()
             microseconds[operator] = fastest
             progress.advance(task)
 

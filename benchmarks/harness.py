@@ -9,7 +9,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
-from itertools import cycle
+from itertools import cycle, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 3
+CYCLES_TO_ENQUEUE = 100_000  # of a GPU: 50 us, which is more than a call from Python takes
 
 console = Console()
 Call = Callable[[], Any]
@@ -35,20 +36,21 @@ class Timing(NamedTuple):
     calls: int
 
 
-def race(contestants: dict[str, Sequence[Call]], seconds: float) -> dict[str, Timing]:
+def race(contestants: dict[str, Sequence[Call]], seconds: float, device: str = "cpu") -> dict[str, Timing]:
     """Time each contestant for about ``seconds``, in turns, so that all see the same weather.
 
     A contestant is a list of calls doing the same work on different memory; they are called one after the other.
     The first turn warms up. In each turn the first call does not count: it finds the caches as another one left them.
     A call that takes longer than ``seconds`` is timed once.
     """
+    take_turn = _turn if device == "cpu" else _turn_on_gpu
     calls = {name: cycle(variants) for name, variants in contestants.items()}
     samples: dict[str, list[float]] = {name: [] for name in contestants}
     racing = set(contestants)
     for turn in range(ROUNDS + 1):
         for name in contestants:
             if name in racing:
-                first, *others = _turn(calls[name], seconds / ROUNDS)
+                first, *others = take_turn(calls[name], seconds / ROUNDS)
                 if first > seconds:
                     samples[name].append(first)
                     racing.remove(name)
@@ -73,6 +75,23 @@ def _turn(calls: Iterator[Call], seconds: float) -> list[float]:
     return taken
 
 
+def _turn_on_gpu(calls: Iterator[Call], seconds: float) -> list[float]:
+    """What the GPU takes: events between calls that were enqueued while it was kept busy with waiting."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    next(calls)()
+    torch.cuda.synchronize()
+    count = 2 + min(200, int(seconds / (time.perf_counter() - start)))
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    torch.cuda._sleep(count * CYCLES_TO_ENQUEUE)
+    events[0].record()
+    for event in events[1:]:
+        next(calls)()
+        event.record()
+    torch.cuda.synchronize()
+    return [begin.elapsed_time(end) / 1e3 for begin, end in pairwise(events)]
+
+
 def geometric_mean(values: Iterable[float]) -> float:
     values = list(values)
     return math.exp(math.fsum(map(math.log, values)) / len(values)) if values else math.nan
@@ -83,12 +102,13 @@ def progress_bar() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def describe_machine(threads: int) -> dict[str, str]:
+def describe_machine(threads: int, device: str = "cpu") -> dict[str, str]:
     """Call it before the work: the load average is that of the others."""
     load = os.getloadavg()[0]
     cores = os.cpu_count() or 1
     quiet = "idle" if load < 0.25 else "NOT IDLE: other work ran beside this one, take small differences for noise"
-    return {
+    gpu = {} if device == "cpu" else {"GPU": describe_gpu()}
+    return gpu | {
         "processor": f"{_processor()}, {cores} cores",
         "instruction set": f"{torch.backends.cpu.get_cpu_capability()} in torch, ATEN_CPU_CAPABILITY="
         + os.environ.get("ATEN_CPU_CAPABILITY", "(not set)"),
@@ -98,6 +118,14 @@ def describe_machine(threads: int) -> dict[str, str]:
         "versions": ", ".join(f"{name} {_version(name)}" for name in ("torch_onnxpool", "torch", "onnxruntime")),
         "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()) + " UTC",
     }
+
+
+def describe_gpu() -> str:
+    facts = torch.cuda.get_device_properties()
+    return (
+        f"{facts.name}, {facts.multi_processor_count} multiprocessors, {facts.total_memory >> 30} GiB, "
+        f"compute capability {facts.major}.{facts.minor}, CUDA {torch.version.cuda} in torch"
+    )
 
 
 def _processor() -> str:

@@ -19,13 +19,14 @@ import torch
 import torch.nn.functional as F
 from harness import Call, console, geometric_mean
 from torch import Tensor
-from workloads import BYTES, FLOATS, WORKLOADS, Workload
+from workloads import BYTES, FLOATS, LARGE_WORKLOADS, WORKLOADS, Workload
 
 OURS, COPY = "ours", "copy"
 CHANNELS_LAST = " channels_last"
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*FLOATS, *BYTES)}
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6, torch.float16: 2e-2, torch.bfloat16: 4e-2}
-ROTATED_BYTES = 32 << 20  # of inputs that take turns: more than the caches of one core keep
+# Of inputs that take turns: more than the caches of one core keep, or those of a GPU.
+ROTATED_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
 MARGIN = 1.05  # slower by less is a draw
 
 
@@ -37,16 +38,17 @@ def main() -> None:
     options = _arguments()
     torch.set_num_threads(options.threads)
     dtype = DTYPES[options.dtype]
+    workloads = WORKLOADS if options.device == "cpu" else LARGE_WORKLOADS
     chosen = [
         workload
-        for workload in WORKLOADS
+        for workload in workloads
         if workload.allows(dtype, options.backward)
         and (not options.workload or any(text.lower() in workload.name.lower() for text in options.workload))
         and not (options.backward and workload.indices)
     ]
     if not chosen:
-        raise SystemExit(f"no workload matches; there are\n{chr(10).join(workload.name for workload in WORKLOADS)}")
-    machine = harness.describe_machine(options.threads)
+        raise SystemExit(f"no workload matches; there are\n{chr(10).join(workload.name for workload in workloads)}")
+    machine = harness.describe_machine(options.threads, options.device)
     results = []
     with harness.progress_bar() as progress:
         task = progress.add_task("", total=len(chosen))
@@ -59,6 +61,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--layout", choices=("both", "contiguous", "channels_last"), default="both", help="of ours")
@@ -69,10 +72,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a glance: a few calls each")
     parser.add_argument("--output", type=Path, help="the written files' path, without its suffix")
     options = parser.parse_args()
-    options.seconds = 0.01 if options.quick else 0.3
+    options.seconds = 0.01 if options.quick else 0.3 if options.device == "cpu" else 0.05
     if options.output is None:
         direction = "backward" if options.backward else "forward"
-        options.output = harness.RESULTS / f"pooling-{direction}-{options.dtype}-threads{options.threads}"
+        where = f"threads{options.threads}" if options.device == "cpu" else options.device
+        options.output = harness.RESULTS / f"pooling-{direction}-{options.dtype}-{where}"
     return options
 
 
@@ -81,7 +85,7 @@ def _arguments() -> argparse.Namespace:
 
 def measure(workload: Workload, dtype: torch.dtype, options: argparse.Namespace) -> dict[str, Any]:
     """Race all contestants whose result is ours."""
-    X = workload.input(dtype)
+    X = workload.input(dtype, options.device)
     expected = _tensors(torch_calls(workload.ours(dtype), [X], options.backward)[0]())
     contestants: dict[str, Sequence[Call]] = {}
     absent: dict[str, str] = {}
@@ -93,7 +97,7 @@ def measure(workload: Workload, dtype: torch.dtype, options: argparse.Namespace)
         except Exception as error:  # of many engines, each with errors of its own
             absent[name] = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     moved = bytes_moved(workload, X, expected, options.backward)
-    timings = harness.race({COPY: copies(moved), **contestants}, options.seconds)
+    timings = harness.race({COPY: copies(moved, options.device), **contestants}, options.seconds, options.device)
     if options.compile:
         torch._dynamo.reset()
     return {
@@ -134,7 +138,7 @@ def entrants(
     if options.compile:
         for suffix, layout in layouts.items():
             yield "torch.compile" + suffix, torch_entrant(lambda: torch.compile(in_torch(), dynamic=False), layout)
-    if not options.backward:
+    if not options.backward and options.device == "cpu":
         windowed = workload.as_window() if workload.operator.startswith("Global") else workload
         yield (
             "oneDNN",
@@ -143,9 +147,9 @@ def entrants(
         yield "onnxruntime", lambda: onnxruntime_calls(workload, inputs("contiguous"), expected, options.threads)
 
 
-def copies(moved: int) -> Sequence[Call]:
+def copies(moved: int, device: str) -> Sequence[Call]:
     """A copy reads half of the bytes and writes the other half."""
-    source = torch.ones(max(1, moved // 8))
+    source = torch.ones(max(1, moved // 8), device=device)
     target = torch.empty_like(source)
     return [partial(target.copy_, variant) for variant in rotated(source)]
 
@@ -165,7 +169,7 @@ def bytes_moved(workload: Workload, X: Tensor, results: Sequence[Tensor], backwa
 
 def rotated(tensor: Tensor) -> list[Tensor]:
     """The tensor and as many copies as make calls in turn find their input outside of a core's own caches."""
-    count = min(64, math.ceil(ROTATED_BYTES / tensor.nbytes))
+    count = min(64, math.ceil(ROTATED_BYTES[tensor.device.type] / tensor.nbytes))
     return [tensor, *(tensor.clone() for _ in range(count - 1))]
 
 
@@ -186,7 +190,7 @@ def torch_calls(function: Callable[[Tensor], Any], inputs: Sequence[Tensor], bac
     for X in inputs:
         X = X.detach().requires_grad_()
         Y = _tensors(function(X))[0]
-        grad_Y = torch.linspace(0.5, 1, Y.numel()).reshape(Y.shape).to(Y.dtype)
+        grad_Y = torch.linspace(0.5, 1, Y.numel(), device=Y.device).reshape(Y.shape).to(Y.dtype)
         calls.append(partial(torch.autograd.grad, Y, X, torch.empty_like(Y).copy_(grad_Y), retain_graph=True))
     return calls
 
@@ -333,7 +337,9 @@ def report(results: Sequence[dict[str, Any]], machine: dict[str, str], options: 
         console.print(line, highlight=False)
 
     direction = "backward" if options.backward else "forward"
-    title = f"Pooling, {direction}, {options.dtype}, {options.threads} thread" + "s" * (options.threads > 1)
+    title = f"Pooling, {direction}, {options.dtype}, " + (
+        "GPU" if options.device == "cuda" else f"{options.threads} thread" + "s" * (options.threads > 1)
+    )
     if options.quick:
         title += " (--quick: a glance, not a measurement)"
     figure = f"![time over copy]({options.output.name}.png)"

@@ -53,14 +53,14 @@ class Workload:
             return not backward and dtype in BYTES and (self.quantised or self.operator == "MaxPool")
         return dtype in FLOATS
 
-    def input(self, dtype: torch.dtype) -> Tensor:
+    def input(self, dtype: torch.dtype, device: str = "cpu") -> Tensor:
         """Seeded. Norms get no negative values, of which torch sums signed powers."""
-        generator = torch.Generator().manual_seed(0)
+        seeded = {"generator": torch.Generator(device).manual_seed(0), "device": device}
         if dtype in BYTES:
             limits = torch.iinfo(dtype)
-            return torch.randint(limits.min, limits.max + 1, self.shape, dtype=dtype, generator=generator)
+            return torch.randint(limits.min, limits.max + 1, self.shape, dtype=dtype, **seeded)
         draw = torch.rand if "Lp" in self.operator else torch.randn
-        return draw(self.shape, generator=generator).to(dtype)
+        return draw(self.shape, **seeded).to(dtype)
 
     def quantisation(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """The inputs that a quantised operator has after X."""
@@ -167,4 +167,23 @@ WORKLOADS = [
     # bytes
     _workload("QLinearAveragePool", (8, 64, 112, 112), "quantised stem", 3, strides=2, pads=1),
     _workload("QLinearGlobalAveragePool", (32, 2048, 7, 7), "quantised ResNet head"),
+]
+
+# For GPUs: more elements than caches hold, and work enough to hide the launches.
+LARGE_WORKLOADS = [
+    *(_workload(operator, (64, 64, 128, 128), "halved", 2, strides=2) for operator in (A, L, M)),
+    *(_workload(operator, (64, 64, 128, 128), "size is kept", 3, pads=1) for operator in (A, L, M)),
+    *(_workload(operator, (64, 64, 112, 112), "ResNet stem", 3, strides=2, pads=1) for operator in (A, L, M)),
+    _workload(M, (64, 64, 113, 113), "odd rows", 2, strides=2),
+    _workload(M, (64, 64, 128, 128), "which unpools later", 2, strides=2, indices=True),
+    _workload(M, (64, 256, 64, 64), "YOLO, SPPF", 5, pads=2),
+    *(_workload(operator, (16, 64, 256, 256), "large window", 31, pads=15) for operator in (A, L, M)),
+    _workload(A, (8, 64, 48, 48, 48), "volumes", 3, strides=2),
+    *(
+        _workload(operator, shape, "whole planes")
+        for operator in ("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool")
+        for shape in ((512, 2048, 7, 7), (256, 1024, 14, 14), (64, 256, 56, 56), (64, 64, 112, 112))
+    ),
+    _workload("QLinearAveragePool", (256, 64, 112, 112), "quantised stem", 3, strides=2, pads=1),
+    _workload("QLinearGlobalAveragePool", (2048, 2048, 7, 7), "quantised ResNet head"),
 ]
