@@ -40,16 +40,27 @@ ONNXPOOL_HOST_DEVICE inline To bit_cast(From from) {
 
 // float32 from float16. Multiplying by 2^112 rebiases the exponent and is exact for subnormals as well.
 ONNXPOOL_HOST_DEVICE inline float float_from_half_bits(uint16_t half) {
+#if defined(__CUDA_ARCH__)
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+    return value;
+#else
     const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
     const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fffu) << 13;
     const uint32_t infinity_or_nan = 0x0f800000u;  // float16's largest exponent, in place
     const float finite = bit_cast<float>(magnitude) * 0x1p112f;
     const uint32_t bits = magnitude >= infinity_or_nan ? magnitude | 0x7f800000u : bit_cast<uint32_t>(finite);
     return bit_cast<float>(sign | bits);
+#endif
 }
 
 // float16 from float32, rounded to nearest even.
 ONNXPOOL_HOST_DEVICE inline uint16_t half_bits_from_float(float value) {
+#if defined(__CUDA_ARCH__)
+    uint16_t half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+    return half;
+#else
     const uint32_t bits = bit_cast<uint32_t>(value);
     const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
     const uint32_t magnitude = bits & 0x7fffffffu;
@@ -62,6 +73,19 @@ ONNXPOOL_HOST_DEVICE inline uint16_t half_bits_from_float(float value) {
     }
     const uint32_t round_to_even = 0xfffu + ((magnitude >> 13) & 1u);
     return sign | static_cast<uint16_t>((magnitude - 0x38000000u + round_to_even) >> 13);
+#endif
+}
+
+// bfloat16 from float32, rounded to nearest even.
+ONNXPOOL_HOST_DEVICE inline uint16_t bfloat16_bits_from_float(float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    uint16_t half;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half) : "f"(value));
+    return half;
+#else
+    const uint32_t bits = bit_cast<uint32_t>(value);
+    return value != value ? uint16_t{0x7fc0} : static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+#endif
 }
 
 }  // namespace detail
@@ -78,10 +102,7 @@ struct BFloat16 {
     uint16_t bits;
 
     BFloat16() = default;
-    ONNXPOOL_HOST_DEVICE explicit BFloat16(float value) {  // rounded to nearest even
-        const uint32_t wide = detail::bit_cast<uint32_t>(value);
-        bits = value != value ? uint16_t{0x7fc0} : static_cast<uint16_t>((wide + 0x7fffu + ((wide >> 16) & 1u)) >> 16);
-    }
+    ONNXPOOL_HOST_DEVICE explicit BFloat16(float value) : bits(detail::bfloat16_bits_from_float(value)) {}
     ONNXPOOL_HOST_DEVICE explicit operator float() const {
         return detail::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
     }
