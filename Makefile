@@ -1,6 +1,7 @@
 # make demo and make test are all a newcomer needs, with Python 3.10+, a C++ compiler and make.
-# Every target sets up what it needs. PYTHON creates the environment, VENV names it, and TORCH_ONNXPOOL_ABI=aten builds
-# against ATen instead of LibTorch's stable ABI.
+# Every target sets up what it needs. PYTHON creates the environment, VENV names it. TORCH_ONNXPOOL_ABI=aten builds
+# against ATen instead of LibTorch's stable ABI; TORCH_ONNXPOOL_CUDA=1 or 0 builds with or without the kernels for
+# NVIDIA GPUs, instead of finding out whether they can be built and used.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -11,10 +12,12 @@ WORKERS ?= 2
 
 bin := $(VENV)/bin
 environment := $(VENV)/.requirements-installed
-package := $(VENV)/.package-installed-$(or $(TORCH_ONNXPOOL_ABI),stable)
+package := $(VENV)/.package-installed-$(or $(TORCH_ONNXPOOL_ABI),stable)-cuda-$(or $(TORCH_ONNXPOOL_CUDA),auto)
 native := $(shell find csrc -type f)
 
-.PHONY: demo test bench lint format docs audit clean
+.PHONY: build demo test bench gpu lint format docs audit clean
+
+build: $(package)
 
 demo: $(package)
 	$(bin)/python examples/train_and_export.py --output build/example
@@ -28,6 +31,11 @@ test: $(package)
 bench: $(package)
 	$(bin)/python benchmarks/pooling.py $(BENCH)
 	$(bin)/python benchmarks/call_overhead.py
+
+# All that needs a GPU: build, tests, compute-sanitizer, benchmarks; within ten minutes. GPU_PYTHON names a Python that
+# already has torch with CUDA and what requirements-dev.txt lists. GPU passes options: see tools/gpu.py
+gpu: $(if $(GPU_PYTHON),,$(environment))
+	$(or $(GPU_PYTHON),$(bin)/python) tools/gpu.py $(GPU)
 
 lint: $(environment)
 	$(bin)/ruff check .
@@ -63,7 +71,8 @@ $(environment): requirements-dev.txt
 
 # A checkout holds one build. --no-deps: all that the package needs is pinned above, nothing is left for pip to choose.
 $(package): $(environment) setup.py pyproject.toml $(native)
-	rm -rf build/lib* build/temp* torch_onnxpool/*.so $(VENV)/.package-installed-*
-	TORCH_ONNXPOOL_ABI=$(or $(TORCH_ONNXPOOL_ABI),stable) \
+	rm -rf torch_onnxpool/*.so $(VENV)/.package-installed-*
+	[[ "$(TORCH_ONNXPOOL_CUDA)" != 1 ]] || command -v nvcc || $(bin)/python -m pip install -r requirements-nvcc.txt
+	TORCH_ONNXPOOL_ABI=$(or $(TORCH_ONNXPOOL_ABI),stable) TORCH_ONNXPOOL_CUDA=$(or $(TORCH_ONNXPOOL_CUDA),auto) \
 		$(bin)/python -m pip install --no-build-isolation --no-deps --editable .
 	touch $@

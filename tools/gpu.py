@@ -1,0 +1,156 @@
+"""All that needs an NVIDIA GPU, in one go: `make gpu`. Build, tests, compute-sanitizer, benchmarks; within ten minutes.
+
+python tools/gpu.py [--device cpu] [--minutes N] [--quick]
+
+Ends with a table, which is written to benchmarks/results/gpu.md and .json beside the benchmarks' own files and plots.
+Whatever fails, the rest is still done; the exit status tells, and build/gpu holds what each step wrote.
+`--device cpu` rehearses where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+LOGS = ROOT / "build" / "gpu"
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import harness  # noqa: E402
+
+TYPES = ("float32", "bfloat16", "float16")
+COMPILED = ("MaxPool 3x3 s2", "AveragePool 3x3 s2", "GlobalAveragePool, 64x256")  # compilers take seconds for each
+
+# The case table once, by way of every kernel: the sanitizers are slow.
+SANITIZED = [
+    *("tests/test_forward.py::test_values_and_layouts", "tests/test_forward.py::test_indices"),
+    *("tests/test_gradients.py::test_gradients_of_every_type", "tests/test_unpool.py::test_values_and_layouts"),
+]
+
+
+class Step(NamedTuple):
+    name: str
+    command: Sequence[str | Path]
+    seconds: int  # at most
+    environment: dict[str, str] = {}  # noqa: RUF012  nobody changes it
+
+
+class Outcome(NamedTuple):
+    name: str
+    result: str
+    seconds: float
+    passed: bool
+
+
+def steps(options: argparse.Namespace) -> Iterator[Step]:
+    on_gpu = options.device == "cuda"
+    python, device = sys.executable, ["--device", options.device]
+    build = {"TORCH_ONNXPOOL_CUDA": "auto"}
+    if on_gpu:
+        major, minor = torch.cuda.get_device_capability()
+        build = {"TORCH_ONNXPOOL_CUDA": "1", "TORCH_ONNXPOOL_CUDA_ARCHITECTURES": f"{major}{minor}"}
+    yield Step("build", [python, "setup.py", "build_ext", "--inplace"], 240, build)
+
+    workers = ["-n", str(min(8, os.cpu_count() or 1))]
+    pytest = [python, "-m", "pytest", *device]
+    tests = ["tests/test_random.py"] if options.quick else ["tests", "export_tests"]
+    yield Step("tests", [*pytest, *workers, *tests], 300)
+
+    for tool in ("memcheck", "racecheck"):
+        sanitizer = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"] if on_gpu else []
+        # Without torch's cache of memory, each tensor has bounds of its own.
+        yield Step(
+            tool,
+            [*sanitizer, *pytest, "-k", "float32 or uint8", *SANITIZED],
+            120,
+            {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+        )
+
+    quick = ["--quick"] if options.quick else []
+    some = [word for text in COMPILED for word in ("--workload", text)]
+    for direction in ("forward", "backward"):
+        for kind in (*TYPES, "compiled"):
+            more = ["--compile", *some] if kind == "compiled" else ["--dtype", kind]
+            more += ["--backward"] if direction == "backward" else []
+            output = options.folder / f"pooling-{direction}-{kind}-{options.device}"
+            command = [python, "benchmarks/pooling.py", *device, *quick, *more, "--output", output]
+            yield Step(f"benchmark {direction} {kind}", command, 90)
+    output = options.folder / f"call_overhead-{options.device}"
+    yield Step("call overhead", [python, "benchmarks/call_overhead.py", *device, *quick, "--output", output], 60)
+
+
+def run(step: Step, deadline: float) -> Outcome:
+    """The last line that a program writes says how it went."""
+    limit = min(step.seconds, deadline - time.monotonic())
+    if limit <= 0:
+        return Outcome(step.name, "NOT RUN: no time was left", 0, False)
+    begin = time.monotonic()
+    log = LOGS / f"{step.name.replace(' ', '-')}.log"
+    print(f"{step.name} ... ", end="", flush=True)
+    try:
+        with log.open("w") as output:
+            environment = os.environ | {"PYTHONPATH": str(ROOT)} | step.environment
+            finished = subprocess.run(
+                step.command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=limit
+            )
+        passed = finished.returncode == 0
+        lines = log.read_text().strip().splitlines()
+        result = "passed" if passed else f"FAILED ({finished.returncode})"
+        result += f": {lines[-1].strip(' =')[:100]}" if lines and (not passed or "pytest" in step.command) else ""
+    except subprocess.TimeoutExpired:
+        passed, result = False, f"STOPPED after {limit:.0f} s"
+    except FileNotFoundError as missing:
+        passed, result = False, f"MISSING: {missing.filename}"
+    outcome = Outcome(step.name, result, time.monotonic() - begin, passed)
+    print(f"{result} ({outcome.seconds:.0f} s)", flush=True)
+    return outcome
+
+
+def benchmark_rows(folder: Path, since: float) -> Iterator[list[str]]:
+    """Time over copy, of each contestant in each benchmark just run."""
+    for path in sorted(folder.glob("pooling-*.json"), key=lambda path: path.stat().st_mtime):
+        if path.stat().st_mtime < since:
+            continue
+        data = json.loads(path.read_text())
+        for name, row in data["summary"].items():
+            yield [data["title"], name, *(f"{row[key]:.2f}" for key in ("geometric mean", "worst"))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal without a GPU")
+    parser.add_argument("--minutes", type=float, default=9.5, help="what has not been done by then is left out")
+    parser.add_argument("--quick", action="store_true", help="a glance: few tests, benchmarks with --quick")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("torch finds no NVIDIA GPU here; --device cpu rehearses without one")
+    options.folder = RESULTS if options.device == "cuda" else LOGS
+    LOGS.mkdir(parents=True, exist_ok=True)
+
+    since = time.time()
+    machine = harness.describe_machine(1, options.device)
+    deadline = time.monotonic() + options.minutes * 60
+    outcomes = [run(step, deadline) for step in steps(options)]
+    headings = ["step", "result", "seconds"]
+    rows = [[outcome.name, outcome.result, f"{outcome.seconds:.0f}"] for outcome in outcomes]
+    benchmark_headings = ["time over copy", "who", "geometric mean", "worst"]
+    benchmarks = list(benchmark_rows(options.folder, since))
+    harness.print_table(headings, rows)
+    harness.print_table(benchmark_headings, benchmarks)
+    sections = [harness.markdown_table(headings, rows), harness.markdown_table(benchmark_headings, benchmarks)]
+    data = {"steps": [outcome._asdict() for outcome in outcomes], "benchmarks": benchmarks}
+    harness.write(options.folder / "gpu", "All that needs a GPU", machine, sections, data)
+    sys.exit(not all(outcome.passed for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    main()
