@@ -11,6 +11,8 @@ import torch
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
+torch.backends.cudnn.allow_tf32 = False  # convolutions of float32 that deserve the name
+
 NEEDS_GPU = "needs an NVIDIA GPU, and the package built for it"
 HAS_GPU = torch.cuda.is_available() and importlib.util.find_spec("torch_onnxpool._cuda") is not None
 

@@ -31,11 +31,11 @@ GROUPS["MaxPool with Indices"] = [case for case in SAYABLE if case.operator == "
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
 @pytest.mark.parametrize("group", GROUPS)
-def test_one_node_and_the_same_numbers(group, exporter):
+def test_one_node_and_the_same_numbers(group, exporter, device):
     cases = GROUPS[group]
     more = {"return_indices": True} if group == "MaxPool with Indices" else {}
     layers = [layer_of(case.operator, **case.attributes, **more) for case in cases]
-    inputs = [tuple(map(to_tensor, arrays_of(case))) for case in cases]
+    inputs = [tuple(to_tensor(array, device) for array in arrays_of(case)) for case in cases]
     nodes = export_together(layers, inputs, exporter, OPSET)
     for case, layer, tensors, node in zip(cases, layers, inputs, nodes, strict=True):
         assert_node(case, node, outputs_of(layer, *tensors))

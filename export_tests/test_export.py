@@ -83,17 +83,17 @@ def test_fractional_p_of_opset_1(operator, attributes):
 
 @pytest.mark.parametrize("exported", [False, True])
 @pytest.mark.parametrize("opset", [None, 11, 12, 13, 16, 17, 18, 20, 22, 25, 26])
-def test_a_network(opset, exported):
-    model, sizes = Classifier().eval(), ({0: torch.export.Dim("N", min=1, max=64)},)
+def test_a_network(opset, exported, device):
+    model, image, sizes = Classifier().eval().to(device), X.to(device), ({0: torch.export.Dim("N", min=1, max=64)},)
     options = {} if exported else {"dynamic_shapes": sizes}
-    given = torch.export.export(model, (X,), dynamic_shapes=sizes) if exported else model
-    proto = export(given, (X,), opset, input_names=["image"], output_names=["classes"], **options)
+    given = torch.export.export(model, (image,), dynamic_shapes=sizes) if exported else model
+    proto = export(given, (image,), opset, input_names=["image"], output_names=["classes"], **options)
     assert opset_of(proto) == (opset or 20)
     assert [node.op_type for node in pooling_nodes(proto)] == ["LpPool", "MaxPool", "AveragePool", "GlobalAveragePool"]
     assert {entry.domain for entry in proto.opset_import} == {""}
     assert [value.name for value in (*proto.graph.input, *proto.graph.output)] == ["image", "classes"]
     x = torch.cat([X, X - 1, X * 2])
-    assert_close(run_onnxruntime(proto, [x.numpy()]), outputs_of(model, x))
+    assert_close(run_onnxruntime(proto, [x.numpy()]), outputs_of(model, x.to(device)))
 
 
 @pytest.mark.parametrize("options", [{}, {"optimize": False}])
