@@ -7,6 +7,7 @@ import inspect
 import math
 import pickle
 import re
+from collections.abc import Callable
 
 import numpy as np
 import onnx.defs
@@ -202,18 +203,26 @@ def test_fake_tensors_are_shaped_like_real_ones(case, device):
         )
 
 
-@pytest.mark.parametrize(
-    "attributes", [{"kernel_shape": [0, 2]}, {"kernel_shape": [2]}, {"kernel_shape": 2, "pads": [-1] * 4}]
-)
-def test_fake_tensors_refuse_what_real_ones_refuse(attributes):
-    def unpool():
-        x = torch.ones(1, 1, 4, 4)
-        return max_unpool(x, torch.zeros_like(x, dtype=torch.int64), **attributes)
+@pytest.mark.parametrize("attributes", [
+    {"kernel_shape": [0, 2]}, {"kernel_shape": [2]}, {"kernel_shape": 2, "pads": [-1] * 4},
+    {"kernel_shape": 1, "pads": [2, 0, 2, 0]},
+    *({"kernel_shape": 2, "output_shape": shape} for shape in ([5, 5], [1, 1, 5, 5, 5], [2, 1, 5, 5], [1, 2, 5, 5],
+                                                               [1, 1, 0, 5], [1, 1, 5, -5], [1, 1, 2**31, 2**31])),
+], ids=str)  # fmt: skip
+def test_fake_tensors_refuse_what_real_ones_refuse(attributes, device):
+    assert_refused_alike(lambda x: max_unpool(x, torch.zeros_like(x, dtype=torch.int64), **attributes), device)
 
+
+@pytest.mark.parametrize("shape", [(1, 4, 4), (1, 1, 4, 3), (1, 1, 1, 4, 4)])
+def test_fake_indices_are_refused_like_real_ones(shape, device):
+    assert_refused_alike(lambda x: max_unpool(x, x.new_zeros(shape, dtype=torch.int64), 2), device)
+
+
+def assert_refused_alike(unpool: Callable, device: str) -> None:
     with pytest.raises(ValueError, match=r"^MaxUnpool: ") as real:
-        unpool()
+        unpool(torch.ones(1, 1, 4, 4, device=device))
     with FakeTensorMode(), pytest.raises(ValueError, match=r"^MaxUnpool: ") as fake:
-        unpool()
+        unpool(torch.ones(1, 1, 4, 4, device=device))
     assert str(fake.value) == str(real.value)
 
 
@@ -311,7 +320,8 @@ def test_indices_outside_of_the_output(index, device):
 @pytest.mark.parametrize("indices", [I.int(), I.float(), I[:, :1], I[..., 0], I[0], I.reshape(1, 2, 9), None, 0, [[0]]],
                          ids=identify)  # fmt: skip
 def test_indices_of_another_type_or_shape(indices, device):
-    with pytest.raises(ValueError, match=r"^MaxUnpool: I must "):
+    wanted = "have the shape|be of type" if isinstance(indices, torch.Tensor) else "be a tensor, got I="
+    with pytest.raises(ValueError, match=rf"^MaxUnpool: I must ({wanted})"):
         max_unpool(X.to(device), indices.to(device) if isinstance(indices, torch.Tensor) else indices, [2, 2])
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,9 +20,18 @@ from torch_onnxpool import _C
 from torch_onnxpool._geometry import WINDOW_ATTRIBUTES, output_sizes, resolve_axes, unpooled_sizes
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
+is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
-@dataclass(frozen=True)
+def _qualified(name: str) -> str:
+    return f"torch_onnxpool::{name}"
+
+
+def _overload(name: str) -> torch._ops.OpOverload:
+    return getattr(torch.ops.torch_onnxpool, name).default
+
+
+@dataclass(eq=False)
 class Operator:
     """A native operator, by its name in ``torch.ops.torch_onnxpool``."""
 
@@ -33,6 +41,17 @@ class Operator:
     inputs: int = 1  # tensors
     differentiable: bool = True
     gradient_needs: str | None = None  # a result of the forward pass: Y or Indices
+    with_indices: Operator | None = None  # gives Indices, if this one does not
+
+    op: torch._ops.OpOverload = field(init=False)
+    call: Callable = field(init=False)  # what op calls in turn: 0.3 us cheaper, but unknown to compilers
+    backward_op: torch._ops.OpOverload = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.op = _overload(self.name)
+        self.call = self.op._op
+        if self.differentiable:
+            self.backward_op = _overload(self.backward_name)
 
     @property
     def gives_indices(self) -> bool:
@@ -46,19 +65,6 @@ class Operator:
     def backward_inputs(self) -> int:
         return 1 + self.inputs + (self.gradient_needs is not None)
 
-    @cached_property
-    def op(self) -> torch._ops.OpOverload:
-        return _overload(self.name)
-
-    @cached_property
-    def call(self) -> Callable:
-        """What ``op`` calls in turn: 0.3 us cheaper, but unknown to compilers."""
-        return self.op._op
-
-    @cached_property
-    def backward_op(self) -> torch._ops.OpOverload:
-        return _overload(self.backward_name)
-
     def keep(self, tensors: Sequence[Tensor], result: Any) -> tuple[Tensor, ...]:
         """What the gradient wants of the forward pass."""
         if self.gives_indices:
@@ -68,7 +74,7 @@ class Operator:
     def gradient(self, grad_Y: Tensor, *kept: Tensor, **attributes: Any) -> Tensor:
         """grad_X, by the operator of its own that computes it."""
         if 1 + len(kept) < self.backward_inputs:  # a maximum that was not asked where it is
-            kept = (*kept, dispatch(OPERATORS[f"{self.name}_with_indices"], attributes, kept[0].detach())[1])
+            kept = (*kept, dispatch(self.with_indices, (kept[0].detach(),), attributes)[1])
         if torch.is_grad_enabled():  # the gradient will itself be differentiated
             return GradientFunction.apply(self, attributes, grad_Y, *kept)
         with below_autograd():
@@ -77,38 +83,34 @@ class Operator:
     def second_gradient(self, grad_grad_X: Tensor, *kept: Tensor, **attributes: Any) -> Tensor:
         """The gradient of ``backward_op`` by grad_Y, in which all but norms are linear. ``kept`` follows X there."""
         if self.gradient_needs is None:
-            return dispatch(self, attributes, grad_grad_X, *kept)
+            return dispatch(self, (grad_grad_X, *kept), attributes)
         if self.gradient_needs == "Indices":
             return _at_indices(grad_grad_X, kept[0], attributes.get("storage_order", 0))
         raise NotImplementedError(f"{self.onnx_name}: its gradient cannot be differentiated a second time")
 
 
+_MAX_POOL_WITH_INDICES = Operator("max_pool_with_indices", "MaxPool", gradient_needs="Indices")
+_GLOBAL_MAX_POOL_WITH_INDICES = Operator(
+    "global_max_pool_with_indices", "GlobalMaxPool", windowed=False, gradient_needs="Indices"
+)
 OPERATORS = {
     operator.name: operator
     for operator in (
         Operator("average_pool", "AveragePool"),
         Operator("lp_pool", "LpPool", gradient_needs="Y"),
-        Operator("max_pool", "MaxPool", gradient_needs="Indices"),
-        Operator("max_pool_with_indices", "MaxPool", gradient_needs="Indices"),
+        replace(_MAX_POOL_WITH_INDICES, name="max_pool", with_indices=_MAX_POOL_WITH_INDICES),
+        _MAX_POOL_WITH_INDICES,
         Operator("max_unpool", "MaxUnpool", inputs=2),
         Operator("global_average_pool", "GlobalAveragePool", windowed=False),
         Operator("global_lp_pool", "GlobalLpPool", windowed=False, gradient_needs="Y"),
-        Operator("global_max_pool", "GlobalMaxPool", windowed=False, gradient_needs="Indices"),
-        Operator("global_max_pool_with_indices", "GlobalMaxPool", windowed=False, gradient_needs="Indices"),
+        replace(_GLOBAL_MAX_POOL_WITH_INDICES, name="global_max_pool", with_indices=_GLOBAL_MAX_POOL_WITH_INDICES),
+        _GLOBAL_MAX_POOL_WITH_INDICES,
         Operator("qlinear_average_pool", "QLinearAveragePool", inputs=5, differentiable=False),
         Operator(
             "qlinear_global_average_pool", "QLinearGlobalAveragePool", windowed=False, inputs=5, differentiable=False
         ),
     )
 }
-
-
-def _qualified(name: str) -> str:
-    return f"torch_onnxpool::{name}"
-
-
-def _overload(name: str) -> torch._ops.OpOverload:
-    return getattr(torch.ops.torch_onnxpool, name).default
 
 
 def _at_indices(x: Tensor, indices: Tensor, storage_order: int) -> Tensor:
@@ -170,10 +172,24 @@ def _unpooled_shape(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> list:
+    """The output's shape for an input of ``shape``; what the C++ side refuses is refused here where it is certain."""
     _C.check_attributes("MaxUnpool", len(shape) - 2, kernel_shape, pads=pads, strides=strides)
+    unpooled = [*shape[:2], *unpooled_sizes(shape[2:], kernel_shape, pads=pads, strides=strides)]
     if output_shape is not None:
-        return list(output_shape)
-    return [*shape[:2], *unpooled_sizes(shape[2:], kernel_shape, pads=pads, strides=strides)]
+        if len(output_shape) != len(shape) or any(_certain(a != b) for a, b in zip(output_shape[:2], shape[:2])):
+            raise ValueError(
+                "MaxUnpool: output_shape must be [N, C, D1, ...] with the N and C of X, "
+                f"got output_shape={list(output_shape)} for X of shape {list(shape)}"
+            )
+        unpooled = list(output_shape)
+    if any(_certain(size < 1) for size in unpooled[1:]):
+        raise ValueError(
+            f"MaxUnpool: the output must not be empty, got the shape {unpooled} for X of shape {list(shape)}"
+        )
+    known = [size for size in unpooled if isinstance(size, int)]
+    if 8 * math.prod(max(1, size) for size in known) >= 2**63:
+        raise ValueError(f"MaxUnpool: the output must be addressable in 64 bits, got the shape {unpooled}")
+    return unpooled
 
 
 def _register_fake_forward(operator: Operator) -> None:
@@ -186,7 +202,10 @@ def _register_fake_forward(operator: Operator) -> None:
 
 @torch.library.register_fake(_qualified("max_unpool"))
 def _fake_unpool(X: Tensor, I: Tensor, kernel_shape: Sequence[int], **attributes: Any) -> Tensor:  # noqa: E741
-    return _empty_like_layout(X, _unpooled_shape(X.shape, kernel_shape, **attributes), X.dtype)
+    shape = _unpooled_shape(X.shape, kernel_shape, **attributes)
+    if I.dim() != X.dim() or any(_certain(a != b) for a, b in zip(I.shape, X.shape)):
+        raise ValueError(f"MaxUnpool: I must have the shape {list(X.shape)}, got I of shape {list(I.shape)}")
+    return _empty_like_layout(X, shape, X.dtype)
 
 
 def _register_fake_quantized(operator: Operator) -> None:
@@ -247,27 +266,30 @@ class PoolFunction(torch.autograd.Function):
     """An operator in eager mode and under functorch's transforms."""
 
     @staticmethod
-    def forward(operator: Operator, attributes: dict[str, Any], *tensors: Tensor):
+    def forward(operator: Operator, attributes: dict[str, Any], *arguments: Any):
         with below_autograd():
-            return operator.call(*tensors, **attributes)
+            return operator.call(*arguments, **attributes)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        ctx.operator, ctx.attributes, *tensors = inputs
-        ctx.save_for_backward(*ctx.operator.keep(tensors, output))
-        if ctx.operator.gives_indices:
+        operator, attributes, *arguments = inputs
+        tensors, ctx.attributes = _split(arguments, operator.inputs, attributes)
+        ctx.save_for_backward(*operator.keep(tensors, output))
+        ctx.operator, ctx.argument_count = operator, len(arguments)
+        if operator.gives_indices:
             ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx, grad_Y, *_):
         grad_X = ctx.operator.gradient(grad_Y, *ctx.saved_tensors, **ctx.attributes)
-        return (None, None, grad_X, *[None] * (ctx.operator.inputs - 1))
+        return (None, None, grad_X, *[None] * (ctx.argument_count - 1))
 
     @staticmethod
-    def vmap(info, in_dims, operator, attributes, *tensors):
+    def vmap(info, in_dims, operator, attributes, *arguments):
         def call(folded, attributes):
             return PoolFunction.apply(operator, attributes, *folded)
 
+        tensors, attributes = _split(arguments, operator.inputs, attributes)
         return _batched(operator, call, tensors, in_dims[2:], info.batch_size, attributes)
 
 
@@ -301,16 +323,41 @@ class GradientFunction(torch.autograd.Function):
 _apply_pool_function = super(torch.autograd.Function, PoolFunction).apply
 
 
-def dispatch(operator: Operator, attributes: dict[str, Any], *tensors: Tensor):
-    """Calls a differentiable operator by the cheapest route that serves whoever is watching."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return operator.op(*tensors, **attributes)
+def dispatch(operator: Operator, arguments: tuple, attributes: dict[str, Any]):
+    """Calls an operator by the cheapest route that serves whoever is watching.
+
+    ``arguments`` are those that its schema takes by position: tensors and, if it is windowed, kernel_shape.
+    """
+    if (
+        is_dynamo_compiling()
+        or (arguments[0].requires_grad and torch.is_grad_enabled())
+        or forward_ad._current_level >= 0
+        or torch._C._are_functorch_transforms_active()
+    ):
+        return _dispatch_watched(operator, arguments, attributes)
+    guard = below_autograd()  # holds until it is deleted: 0.2 us cheaper than a with statement
+    try:
+        return operator.call(*arguments, **attributes)
+    finally:
+        del guard
+
+
+def _dispatch_watched(operator: Operator, arguments: tuple, attributes: dict[str, Any]):
+    """The same for exporters, compilers, gradients and transforms."""
+    if torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None:
+        return operator.op(*arguments, **attributes)  # what was called, not what its gradient would need
+    if operator.with_indices and arguments[0].requires_grad and torch.is_grad_enabled():
+        return _dispatch_differentiable(operator.with_indices, arguments, attributes)[0]
+    return _dispatch_differentiable(operator, arguments, attributes)
+
+
+def _dispatch_differentiable(operator: Operator, arguments: tuple, attributes: dict[str, Any]):
+    """The same for an operator that gives what its gradient needs."""
+    if torch.compiler.is_compiling() or not operator.differentiable:
+        return operator.op(*arguments, **attributes)
     if torch._C._are_functorch_transforms_active():
-        return PoolFunction.apply(operator, attributes, *tensors)
-    if (tensors[0].requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
-        return _apply_pool_function(operator, attributes, *tensors)
-    with below_autograd():
-        return operator.call(*tensors, **attributes)
+        return PoolFunction.apply(operator, attributes, *arguments)
+    return _apply_pool_function(operator, attributes, *arguments)
 
 
 # ---- Batching rules: the new dimension becomes a part of N ----
@@ -370,7 +417,6 @@ def _register_quantized_batching(operator: Operator, op: torch._ops.OpOverload) 
         return Y.unflatten(0, (info.batch_size, -1)), 0
 
 
-# Every overload is looked up here once: dynamo cannot trace a property that is cached on its first use.
 for _operator in OPERATORS.values():
     if not _operator.differentiable:
         _register_fake_quantized(_operator)

@@ -25,7 +25,6 @@ from numbers import Real
 from operator import index
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torch_onnxpool._registrations import OPERATORS, Operator, dispatch
@@ -51,7 +50,6 @@ _MAX_POOL_WITH_INDICES = OPERATORS["max_pool_with_indices"]
 _GLOBAL_AVERAGE_POOL = OPERATORS["global_average_pool"]
 _GLOBAL_LP_POOL = OPERATORS["global_lp_pool"]
 _GLOBAL_MAX_POOL = OPERATORS["global_max_pool"]
-_GLOBAL_MAX_POOL_WITH_INDICES = OPERATORS["global_max_pool_with_indices"]
 _MAX_UNPOOL = OPERATORS["max_unpool"]
 _QLINEAR_AVERAGE_POOL = OPERATORS["qlinear_average_pool"]
 _QLINEAR_GLOBAL_AVERAGE_POOL = OPERATORS["qlinear_global_average_pool"]
@@ -86,10 +84,10 @@ def average_pool(
 
     Opsets: 1, 7 (count_include_pad), 10 (ceil_mode), 11, 19 (dilations), 22 (bfloat16).
     """
-    attributes = _window(X, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
+    attributes = _window(X, auto_pad, ceil_mode, dilations, pads, strides)
     if count_include_pad != 0:
         attributes["count_include_pad"] = count_include_pad
-    return _call(_AVERAGE_POOL, attributes, X)
+    return _call(_AVERAGE_POOL, (X, _repeated(kernel_shape, X, 1)), attributes)
 
 
 def lp_pool(
@@ -115,10 +113,10 @@ def lp_pool(
 
     Opsets: 1 (p is a float), 2, 11, 18 (ceil_mode, dilations), 22 (bfloat16).
     """
-    attributes = _window(X, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
+    attributes = _window(X, auto_pad, ceil_mode, dilations, pads, strides)
     if p != 2:
         attributes["p"] = p
-    return _call(_LP_POOL, attributes, X)
+    return _call(_LP_POOL, (X, _repeated(kernel_shape, X, 1)), attributes)
 
 
 def max_pool(
@@ -148,13 +146,12 @@ def max_pool(
 
     Opsets: 1, 8 (Indices, storage_order), 10 (ceil_mode, dilations), 11, 12 (int8, uint8), 22 (bfloat16).
     """
-    attributes = _window(X, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
+    attributes = _window(X, auto_pad, ceil_mode, dilations, pads, strides)
     if storage_order != 0:
         attributes["storage_order"] = storage_order
     check_return_indices(return_indices)
-    if return_indices:
-        return _call(_MAX_POOL_WITH_INDICES, attributes, X)
-    return _maximum(_MAX_POOL, _MAX_POOL_WITH_INDICES, X, attributes)
+    operator = _MAX_POOL_WITH_INDICES if return_indices else _MAX_POOL
+    return _call(operator, (X, _repeated(kernel_shape, X, 1)), attributes)
 
 
 def max_unpool(
@@ -180,10 +177,10 @@ def max_unpool(
 
     Opsets: 9, 11, 22 (bfloat16).
     """
-    attributes = _window(X, kernel_shape, "NOTSET", 0, None, pads, strides)
+    attributes = _window(X, "NOTSET", 0, None, pads, strides)
     if output_shape is not None:
         attributes["output_shape"] = output_shape.tolist() if isinstance(output_shape, Tensor) else output_shape
-    return _call(_MAX_UNPOOL, attributes, X, I)
+    return _call(_MAX_UNPOOL, (X, I, _repeated(kernel_shape, X, 1)), attributes)
 
 
 def global_average_pool(X: Tensor) -> Tensor:
@@ -194,7 +191,7 @@ def global_average_pool(X: Tensor) -> Tensor:
 
     Opsets: 1, 22 (bfloat16).
     """
-    return _call(_GLOBAL_AVERAGE_POOL, {}, X)
+    return _call(_GLOBAL_AVERAGE_POOL, (X,), {})
 
 
 def global_lp_pool(X: Tensor, *, p: float = 2) -> Tensor:
@@ -208,7 +205,7 @@ def global_lp_pool(X: Tensor, *, p: float = 2) -> Tensor:
 
     Opsets: 1 (p is a float), 2, 22 (bfloat16).
     """
-    return _call(_GLOBAL_LP_POOL, {"p": p} if p != 2 else {}, X)
+    return _call(_GLOBAL_LP_POOL, (X,), {"p": p} if p != 2 else {})
 
 
 def global_max_pool(X: Tensor) -> Tensor:
@@ -221,7 +218,7 @@ def global_max_pool(X: Tensor) -> Tensor:
 
     Opsets: 1, 22 (bfloat16).
     """
-    return _maximum(_GLOBAL_MAX_POOL, _GLOBAL_MAX_POOL_WITH_INDICES, X, {})
+    return _call(_GLOBAL_MAX_POOL, (X,), {})
 
 
 def qlinear_average_pool(
@@ -260,20 +257,13 @@ def qlinear_average_pool(
 
     Opset: com.microsoft 1.
     """
-    attributes = _window(X, kernel_shape, auto_pad, ceil_mode, None, pads, strides)
+    attributes = _window(X, auto_pad, ceil_mode, None, pads, strides)
     if channels_last != 0:
         attributes["channels_last"] = channels_last
     if count_include_pad != 0:
         attributes["count_include_pad"] = count_include_pad
-    return _call(
-        _QLINEAR_AVERAGE_POOL,
-        attributes,
-        X,
-        x_scale,
-        x_zero_point,
-        y_scale,
-        y_zero_point,
-    )
+    arguments = (X, x_scale, x_zero_point, y_scale, y_zero_point, _repeated(kernel_shape, X, 1))
+    return _call(_QLINEAR_AVERAGE_POOL, arguments, attributes)
 
 
 def qlinear_global_average_pool(
@@ -302,20 +292,12 @@ def qlinear_global_average_pool(
 
     Opset: com.microsoft 1.
     """
-    return _call(
-        _QLINEAR_GLOBAL_AVERAGE_POOL,
-        {"channels_last": channels_last} if channels_last != 0 else {},
-        X,
-        x_scale,
-        x_zero_point,
-        y_scale,
-        y_zero_point,
-    )
+    attributes = {"channels_last": channels_last} if channels_last != 0 else {}
+    return _call(_QLINEAR_GLOBAL_AVERAGE_POOL, (X, x_scale, x_zero_point, y_scale, y_zero_point), attributes)
 
 
 def _window(
     X: Tensor,
-    kernel_shape: Ints,
     auto_pad: str,
     ceil_mode: int,
     dilations: Ints | None,
@@ -323,7 +305,7 @@ def _window(
     strides: Ints | None,
 ) -> dict[str, Any]:
     """The attributes that differ from their defaults: every one that is passed costs 0.4 us."""
-    attributes: dict[str, Any] = {"kernel_shape": _repeated(kernel_shape, X, 1)}
+    attributes: dict[str, Any] = {}
     if auto_pad != "NOTSET":
         attributes["auto_pad"] = auto_pad
     if ceil_mode != 0:
@@ -343,26 +325,17 @@ def _repeated(value: Ints, X: Tensor, entries_per_axis: int) -> Sequence[int]:
     return value
 
 
-def _maximum(plain: Operator, with_indices: Operator, X: Tensor, attributes: dict[str, Any]) -> Tensor:
-    """A maximum that keeps its indices if a gradient will want them; an exporter shall see the plain operator."""
-    wants_gradient = isinstance(X, Tensor) and X.requires_grad and torch.is_grad_enabled()
-    if wants_gradient and not torch.compiler.is_exporting() and not torch.jit.is_tracing():
-        return _call(with_indices, attributes, X)[0]
-    return _call(plain, attributes, X)
+# What a call raises for an argument of a wrong type; ValueError, since torch makes None in a tensor's place an empty
+# tensor. Types are looked at only then, so that good calls stay fast.
+_WRONG_TYPE = (AttributeError, RuntimeError, TypeError, ValueError)
 
 
-# What torch raises for an argument of a wrong type. Types are looked at only then, so that good calls stay fast.
-_WRONG_TYPE = (RuntimeError, TypeError, AttributeError)
-
-
-def _call(operator: Operator, attributes: dict[str, Any], *tensors: Tensor):
+def _call(operator: Operator, arguments: tuple, attributes: dict[str, Any]):
     try:
-        if not operator.differentiable:
-            return operator.op(*tensors, **attributes)
-        return dispatch(operator, attributes, *tensors)
+        return dispatch(operator, arguments, attributes)
     except _WRONG_TYPE:
         names = (argument.name for argument in operator.op._schema.arguments)
-        refuse_wrong_types(operator.onnx_name, **dict(zip(names, tensors)), **attributes)
+        refuse_wrong_types(operator.onnx_name, **dict(zip(names, arguments)), **attributes)
         raise
 
 
