@@ -9,6 +9,7 @@ SHELL := bash
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
+TESTS ?= tests export_tests
 
 bin := $(VENV)/bin
 environment := $(VENV)/.requirements-installed
@@ -25,7 +26,7 @@ demo: $(package)
 		"$$($(bin)/python -c 'import onnx; print(onnx.__path__[0])')"/backend/test/data/light/*.onnx
 
 test: $(package)
-	$(bin)/pytest -n $(WORKERS) tests export_tests
+	$(bin)/pytest -n $(WORKERS) $(TESTS)
 
 # BENCH passes options: make bench BENCH="--threads 2 --backward"
 bench: $(package)
