@@ -80,13 +80,15 @@ class Operator:
         with below_autograd():
             return self.backward_op(grad_Y, *kept, **attributes)
 
-    def second_gradient(self, grad_grad_X: Tensor, *kept: Tensor, **attributes: Any) -> Tensor:
-        """The gradient of ``backward_op`` by grad_Y, in which all but norms are linear. ``kept`` follows X there."""
+    def second_gradient(
+        self, grad_grad_X: Tensor, grad_Y: Tensor, X: Tensor, *kept: Tensor, **attributes: Any
+    ) -> tuple[Tensor, ...]:
+        """The gradients of ``backward_op`` by its tensors; but for norms it depends on the first alone, linearly."""
         if self.gradient_needs is None:
-            return dispatch(self, (grad_grad_X, *kept), attributes)
+            return (dispatch(self, (grad_grad_X, *kept), attributes),)
         if self.gradient_needs == "Indices":
-            return _at_indices(grad_grad_X, kept[0], attributes.get("storage_order", 0))
-        raise NotImplementedError(f"{self.onnx_name}: its gradient cannot be differentiated a second time")
+            return (_at_indices(grad_grad_X, kept[0], attributes.get("storage_order", 0)),)
+        return _second_gradient_of_norm(self, grad_grad_X, grad_Y, X, *kept, **attributes)
 
 
 _MAX_POOL_WITH_INDICES = Operator("max_pool_with_indices", "MaxPool", gradient_needs="Indices")
@@ -118,6 +120,28 @@ def _at_indices(x: Tensor, indices: Tensor, storage_order: int) -> Tensor:
     if storage_order:  # the first spatial axis fastest: row-major once the spatial axes are reversed
         x = x.permute(0, 1, *range(x.dim() - 1, 1, -1))
     return torch.where(indices < 0, 0, x.reshape(-1)[indices.clamp(min=0)])
+
+
+def _second_gradient_of_norm(
+    operator: Operator, grad_grad_X: Tensor, grad_Y: Tensor, X: Tensor, Y: Tensor, p: float = 2, **window: Any
+) -> tuple[Tensor, ...]:
+    """The gradients of ``sign(X) |X|^(p-1) * (sum over windows of grad_Y / Y^(p-1))`` by grad_Y, X and Y.
+
+    Sums over windows are averages times the number of data. A window of zeros and, for p < 2, a zero have no slope. All
+    is float64, but unlike the norm and its gradient not safe from powers beyond its range.
+    """
+    types = grad_Y.dtype, X.dtype, Y.dtype
+    grad_grad_X, grad_Y, X, Y = (tensor.double() for tensor in (grad_grad_X, grad_Y, X, Y))
+    average = OPERATORS[operator.name.replace("lp", "average")]
+    count = dispatch(operator, (torch.ones_like(X),), {**window, "p": 1})
+    inverse_Y = Y.masked_fill(Y == 0, math.inf).reciprocal()
+    slope = inverse_Y ** (p - 1)
+    size = X.abs() if p >= 2 else X.abs().masked_fill(X == 0, math.inf)
+
+    by_grad_Y = slope * count * dispatch(average, (grad_grad_X * X.sign() * X.abs() ** (p - 1),), window)
+    by_X = grad_grad_X * (p - 1) * size ** (p - 2) * average.gradient(grad_Y * slope * count, X, **window)
+    by_Y = (1 - p) * grad_Y * inverse_Y * by_grad_Y
+    return tuple(gradient.to(dtype) for gradient, dtype in zip((by_grad_Y, by_X, by_Y), types))
 
 
 # ---- Fake kernels: shapes and layouts, never a guard on a size ----
@@ -251,13 +275,13 @@ def _register_gradient(operator: Operator) -> None:
 
 def _register_second_gradient(operator: Operator) -> None:
     def setup_context(ctx, inputs, output, keyword_only_inputs=None):
-        (_, _, *kept), ctx.attributes = _split(inputs, operator.backward_inputs, keyword_only_inputs)
-        ctx.save_for_backward(*kept)
+        tensors, ctx.attributes = _split(inputs, operator.backward_inputs, keyword_only_inputs)
+        ctx.save_for_backward(*tensors)
         ctx.input_count = len(inputs)
 
     def backward(ctx, grad_grad_X):
-        grad_grad_Y = operator.second_gradient(grad_grad_X, *ctx.saved_tensors, **ctx.attributes)
-        return (grad_grad_Y, *[None] * (ctx.input_count - 1))
+        gradients = operator.second_gradient(grad_grad_X, *ctx.saved_tensors, **ctx.attributes)
+        return (*gradients, *[None] * (ctx.input_count - len(gradients)))
 
     torch.library.register_autograd(_qualified(operator.backward_name), backward, setup_context=setup_context)
 
@@ -303,13 +327,13 @@ class GradientFunction(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        ctx.operator, ctx.attributes, _, _, *kept = inputs
-        ctx.save_for_backward(*kept)
+        ctx.operator, ctx.attributes, *tensors = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx, grad_grad_X):
-        grad_grad_Y = ctx.operator.second_gradient(grad_grad_X, *ctx.saved_tensors, **ctx.attributes)
-        return (None, None, grad_grad_Y, *[None] * (ctx.operator.backward_inputs - 1))
+        gradients = ctx.operator.second_gradient(grad_grad_X, *ctx.saved_tensors, **ctx.attributes)
+        return (None, None, *gradients, *[None] * (ctx.operator.backward_inputs - len(gradients)))
 
     @staticmethod
     def vmap(info, in_dims, operator, attributes, *tensors):
