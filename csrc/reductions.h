@@ -176,7 +176,12 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
 
     ONNXPOOL_HOST_DEVICE Accumulator root(Accumulator sum) const {
         if (is(1)) return sum;
-        if constexpr (std::is_same_v<T, double>) {
+#if defined(__CUDA_ARCH__)
+        constexpr bool takes_roots = true;
+#else
+        constexpr bool takes_roots = std::is_same_v<T, double>;  // the others are to be vectorised
+#endif
+        if constexpr (takes_roots) {
             if (is(2)) return std::sqrt(sum);
             if (is(3)) return std::cbrt(sum);
             if (is(4)) return std::sqrt(std::sqrt(sum));
