@@ -253,11 +253,10 @@ def _split(
     arguments: Sequence, tensor_count: int, keyword_only: dict[str, Any] | None
 ) -> tuple[Sequence, dict[str, Any]]:
     """The tensors among an operator's arguments, and its attributes."""
-    tensors, kernel_shape = arguments[:tensor_count], arguments[tensor_count:]
-    attributes = dict(keyword_only or {})
-    if kernel_shape:
-        attributes["kernel_shape"] = kernel_shape[0]
-    return tensors, attributes
+    attributes = keyword_only or {}
+    if len(arguments) > tensor_count:
+        attributes = {**attributes, "kernel_shape": arguments[tensor_count]}
+    return arguments[:tensor_count], attributes
 
 
 def _register_gradient(operator: Operator) -> None:
