@@ -72,7 +72,7 @@ $(environment): requirements-dev.txt
 
 # A checkout holds one build. --no-deps: all that the package needs is pinned above, nothing is left for pip to choose.
 $(package): $(environment) setup.py pyproject.toml $(native)
-	rm -rf torch_onnxpool/*.so $(VENV)/.package-installed-*
+	rm -f $(VENV)/.package-installed-*
 	[[ "$(TORCH_ONNXPOOL_CUDA)" != 1 ]] || command -v nvcc || $(bin)/python -m pip install -r requirements-nvcc.txt
 	TORCH_ONNXPOOL_ABI=$(or $(TORCH_ONNXPOOL_ABI),stable) TORCH_ONNXPOOL_CUDA=$(or $(TORCH_ONNXPOOL_CUDA),auto) \
 		$(bin)/python -m pip install --no-build-isolation --no-deps --editable .

@@ -171,6 +171,13 @@ class Build(build_ext):
         super().finalize_options()
         self.build_temp = str(ROOT / "build" / f"objects-{ABI}")  # one that pip leaves alone
 
+    def run(self) -> None:
+        """A checkout holds one build: nothing is left of an earlier one, which may have had more extensions."""
+        folders = [Path(self.build_lib), *([ROOT] if self.inplace or self.editable_mode else [])]
+        for library in (path for folder in folders for path in folder.glob("torch_onnxpool/*.so")):
+            library.unlink()
+        super().run()
+
     def build_extension(self, extension: NativeExtension) -> None:
         compiler = [extension.compiler] if extension.compiler else self.compiler.compiler_so_cxx
         linker = [extension.compiler, "-shared"] if extension.compiler else self.compiler.linker_so_cxx

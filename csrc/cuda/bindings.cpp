@@ -11,7 +11,7 @@
 #include <list>
 
 #if defined(TORCH_ONNXPOOL_ATEN)
-#include <c10/cuda/CUDAGuard.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #else
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -25,11 +25,15 @@ namespace onnxpool::device {
 namespace {
 
 #if defined(TORCH_ONNXPOOL_ATEN)
-using Guard = c10::cuda::CUDAGuard;
+using Guard = c10::DeviceGuard;
+
+c10::Device guarded(const Tensor& on) { return on.device(); }
 
 cudaStream_t current_stream(int index) { return c10::cuda::getCurrentCUDAStream(static_cast<int8_t>(index)); }
 #else
 using Guard = torch::stable::accelerator::DeviceGuard;
+
+int guarded(const Tensor& on) { return on.device().index(); }
 
 cudaStream_t current_stream(int index) {
     void* stream = nullptr;
@@ -43,11 +47,10 @@ cudaStream_t current_stream(int index) {
 class OnGpu {
 public:
     explicit OnGpu(const Tensor& on)
-        : guard_(on.device().index()),
-          context_{current_stream(on.device().index()), [this, &on](int64_t bytes) {
-                       scratch_.push_back(empty_strided({&bytes, 1}, {1}, ScalarType::Byte, on));
-                       return scratch_.back().mutable_data_ptr();
-                   }} {}
+        : guard_(guarded(on)), context_{current_stream(on.device().index()), [this, &on](int64_t bytes) {
+                                            scratch_.push_back(empty_strided({&bytes, 1}, {1}, ScalarType::Byte, on));
+                                            return scratch_.back().mutable_data_ptr();
+                                        }} {}
     OnGpu(const OnGpu&) = delete;
 
     const cuda::Context& context() const { return context_; }
