@@ -31,7 +31,8 @@ bool forward(Reduction reduction, ElementType type, const Call& call, const Cont
 bool backward(Reduction reduction, ElementType type, const Call& call, const Context& context);
 
 // As in cpu/unpool.h. An index that names no element of `whole` is returned, and nothing has been computed: to know
-// this, both wait for the stream, which CUDA graphs cannot capture.
+// this, both wait for the stream. While a CUDA graph is captured nobody can, and such an index is passed over: its
+// element goes nowhere, and has the gradient 0.
 std::optional<int64_t> unpool(const Unpooling& call, const Context& context);
 std::optional<int64_t> unpool_backward(const Unpooling& call, const Context& context);
 

@@ -28,23 +28,18 @@ struct WideSums<Average<T>> {
     using type = Average<T, wide_accumulator_t<T>>;
 };
 
-template <class Space, class Kernel>
-void launch_places(Kernel kernel, const Problem<Space>& problem, const Context& context) {
+// Rows of a place, so that neighbouring rows are read by the same thread, unless that leaves the device idle.
+constexpr int kRows = 4;
+
+// Enqueues a kernel with a thread for each place of the outputs or of the inputs, `lanes` channels at a time.
+template <class Space>
+void launch_places(void (*kernel)(int64_t, Problem<Space>), const Call& call,
+                   typename Space::Index DeviceAxis<typename Space::Index>::* size, int lanes, const Context& context) {
+    Problem<Space> problem(call);
+    problem.number(call, size, lanes);
+    const bool is_busy = problem.places.count / kRows >= wanted_blocks() * kThreads;
+    if (call.geometry.rank > 1 && is_busy) problem.number(call, size, lanes, kRows);
     launch(kernel, blocks_for(problem.places.count), 0, context.stream, problem);
-}
-
-template <class Space>
-Problem<Space> outputs_of(const Call& call, int lanes) {
-    Problem<Space> problem(call);
-    problem.number(call, &Problem<Space>::AxisType::output, lanes);
-    return problem;
-}
-
-template <class Space>
-Problem<Space> inputs_of(const Call& call, int lanes) {
-    Problem<Space> problem(call);
-    problem.number(call, &Problem<Space>::AxisType::input, lanes);
-    return problem;
 }
 
 // One window has all data of a plane, and no padding.
@@ -69,7 +64,8 @@ void forward_windows(const Call& call, const Context& context) {
     using General = typename AnyExponent<R>::type;
     constexpr int lanes = kVectorLanes<T>;
     if (!is_small(call)) {
-        return launch_places(forward_by_window<General, Any, 1>, outputs_of<Any>(call, 1), context);
+        return launch_places<Any>(forward_by_window<General, Any, 1>, call, &DeviceAxis<Any::Index>::output, 1,
+                                  context);
     }
     const auto has_vectors = [&](const Operand& operand, int size) { return has_channel_vectors(call, operand, size); };
     if constexpr (!R::kIndexed && !R::kInOrder) {
@@ -77,12 +73,13 @@ void forward_windows(const Call& call, const Context& context) {
     }
     if (call.channels_innermost && has_vectors(call.x, sizeof(T)) && has_vectors(call.y, sizeof(T)) &&
         has_vectors(call.indices, sizeof(int64_t))) {
-        return launch_places(forward_by_window<R, Small, lanes>, outputs_of<Small>(call, lanes), context);
+        return launch_places<Small>(forward_by_window<R, Small, lanes>, call, &DeviceAxis<Small::Index>::output, lanes,
+                                    context);
     }
     if constexpr (!R::kIndexed && !R::kInOrder) {
         if (call.x.strides[call.geometry.rank + 1] == 1 && forward_tiles<R>(call, context)) return;
     }
-    launch_places(forward_by_window<General, Small, 1>, outputs_of<Small>(call, 1), context);
+    launch_places<Small>(forward_by_window<General, Small, 1>, call, &DeviceAxis<Small::Index>::output, 1, context);
 }
 
 template <class R>
@@ -103,15 +100,18 @@ void backward_of(const Call& call, const Context& context) {
     using General = typename AnyExponent<typename WideSums<R>::type>::type;
     constexpr int lanes = kVectorLanes<T>;
     if (!is_small(call)) {
-        return launch_places(backward_by_window<General, Any, 1>, inputs_of<Any>(call, 1), context);
+        return launch_places<Any>(backward_by_window<General, Any, 1>, call, &DeviceAxis<Any::Index>::input, 1,
+                                  context);
     }
+    if (is_global(call.geometry) && backward_planes<General>(call, context)) return;
     const auto has_vectors = [&](const Operand& operand, int size) { return has_channel_vectors(call, operand, size); };
     if (call.channels_innermost && has_vectors(call.x, sizeof(T)) && has_vectors(call.y, sizeof(T)) &&
         has_vectors(call.indices, sizeof(int64_t)) && has_vectors(call.grad_y, sizeof(T)) &&
         has_vectors(call.grad_x, sizeof(T))) {
-        return launch_places(backward_by_window<General, Small, lanes>, inputs_of<Small>(call, lanes), context);
+        return launch_places<Small>(backward_by_window<General, Small, lanes>, call, &DeviceAxis<Small::Index>::input,
+                                    lanes, context);
     }
-    launch_places(backward_by_window<General, Small, 1>, inputs_of<Small>(call, 1), context);
+    launch_places<Small>(backward_by_window<General, Small, 1>, call, &DeviceAxis<Small::Index>::input, 1, context);
 }
 
 enum class Direction { kForward, kBackward };

@@ -352,6 +352,19 @@ inline int64_t element_stride(const Geometry& geometry, const int64_t* strides) 
     return stride == 0 ? 1 : stride;
 }
 
+inline int64_t plane_size(const Geometry& geometry) {
+    int64_t size = 1;
+    for (int a = 0; a < geometry.rank; ++a) size *= geometry.axes[a].input;
+    return size;
+}
+
+// Planes lie one behind the other.
+inline bool is_dense(const Geometry& geometry, const int64_t* strides) {
+    const int64_t size = plane_size(geometry);
+    return element_stride(geometry, strides) == 1 && (geometry.channels == 1 || strides[1] == size) &&
+           (geometry.batch <= 1 || strides[0] == geometry.channels * size);
+}
+
 // Enough blocks to keep the device busy.
 inline int64_t wanted_blocks() { return 4 * multiprocessors(); }
 
@@ -367,8 +380,7 @@ bool forward_planes(const Call& call, const Context& context) {
     if (R::kIndexed && element_stride(geometry, call.index_strides) != 1) return false;
     Problem<Small> problem(call);
     problem.number(call, &Problem<Small>::AxisType::output, 1);
-    planes.size = 1;
-    for (int a = 0; a < geometry.rank; ++a) planes.size *= static_cast<int32_t>(geometry.axes[a].input);
+    planes.size = static_cast<int32_t>(plane_size(geometry));
     const int64_t count = problem.places.count;
 
     // Parts of at least `smallest` elements, if there are too few blocks without.
@@ -400,16 +412,16 @@ bool forward_planes(const Call& call, const Context& context) {
     }
 
     const int64_t bytes = planes.size * static_cast<int64_t>(sizeof(T));
-    const bool dense = (geometry.channels == 1 || call.x.strides[1] == planes.size) &&
-                       (geometry.batch == 1 || call.x.strides[0] == geometry.channels * planes.size);
     // This many planes lie between 16-byte boundaries.
     const int64_t unit = kVectorBytes / std::min<int64_t>(kVectorBytes, bytes & -bytes);
-    if (dense && is_aligned(call.x.data) && bytes <= 4096 && unit * bytes <= kSharedBytes) {
+    if (is_dense(geometry, call.x.strides) && is_aligned(call.x.data) && bytes <= 4096 &&
+        unit * bytes <= kSharedBytes) {
         const int64_t most = std::max<int64_t>(1, 16 * 1024 / (unit * bytes));
         const int64_t units = std::clamp<int64_t>(count / wanted_blocks() / unit, 1, most);
         Packing packing;
         packing.planes = static_cast<int32_t>(unit * units);
-        while (packing.team < 32 && (packing.team * packing.planes < kThreads || packing.team * 8 < planes.size)) {
+        while (packing.team < std::min(32, planes.size) &&
+               (packing.team * packing.planes < kThreads || packing.team * 8 < planes.size)) {
             packing.team *= 2;
         }
         launch(forward_packed_planes<R>, ceil_div(count, packing.planes), packing.planes * bytes, context.stream,

@@ -108,8 +108,8 @@ struct Position {
     typename Space::Index spatial[Space::kRank];
 };
 
-// The places of a tensor, some channels at a time, numbered in the order of its memory: [N, C, D1, ..., Dr], or
-// [N, D1, ..., Dr, C] with channels innermost.
+// The places of a tensor, some channels and some rows at a time, numbered in the order of its memory:
+// [N, C, D1, ..., Dr], or [N, D1, ..., Dr, C] with channels innermost.
 template <class Space>
 struct Places {
     using Index = typename Space::Index;
@@ -117,6 +117,7 @@ struct Places {
     int64_t count = 0;
     int rank = Space::kRank;
     int lanes = 1;  // channels of a place
+    int rows = 1;   // of a place, along the second to last axis, unless there is one axis only
     bool channels_innermost = false;
     Divider<Index> channel_blocks;
     Divider<Index> sizes[Space::kRank];
@@ -131,6 +132,7 @@ struct Places {
         }
         if (!channels_innermost) position.channel = take(number, channel_blocks) * lanes;
         position.image = number;
+        if (rows > 1) position.spatial[Space::rank(rank) - 2] *= rows;
         return position;
     }
 
@@ -178,16 +180,18 @@ struct Problem {
     }
 
     // The places are those of outputs or of inputs.
-    void number(const Call& call, Index AxisType::* size, int lanes) {
+    void number(const Call& call, Index AxisType::* size, int lanes, int rows = 1) {
         places.rank = rank;
         places.lanes = lanes;
         places.channels_innermost = call.channels_innermost;
         const int64_t channel_blocks = ceil_div(call.geometry.channels, lanes);
         places.channel_blocks = Divider<Index>(static_cast<Index>(channel_blocks));
         places.count = call.geometry.batch * channel_blocks;
+        places.rows = rows;
         for (int a = 0; a < rank; ++a) {
-            places.sizes[a] = Divider<Index>(axes[a].*size);
-            places.count *= axes[a].*size;
+            const int64_t numbers = rows > 1 && a == rank - 2 ? ceil_div(axes[a].*size, rows) : axes[a].*size;
+            places.sizes[a] = Divider<Index>(static_cast<Index>(numbers));
+            places.count *= numbers;
         }
     }
 

@@ -7,12 +7,16 @@
 
 namespace onnxpool::cuda {
 
+// Neighbouring rows of outputs that one thread writes.
+constexpr int32_t kGroupRows = 4;
+
 // Outputs of a block: `rows` by `columns` along the last two of three axes, at one place along the first, of `planes`
 // planes.
 struct Tiling {
     int64_t all_planes = 0;
     int32_t planes = 1;
     Divider<int32_t> rows, columns;
+    Divider<int32_t> row_groups;                      // of kGroupRows rows each
     Divider<int32_t> tile_rows, tile_columns, depth;  // how many of them make up a plane
     // The inputs that these outputs look at. Columns before the first tap make the first one start on a 16-byte
     // boundary, where rows are read in vectors.
@@ -168,26 +172,36 @@ __global__ void __launch_bounds__(kThreads)
 
     // ---- Along the row ----
     const int32_t taps = tiling.squares_columns ? 1 : column_axis.kernel;
-    for (int32_t i = threadIdx.x; i < planes * tiling.rows * tiling.columns; i += kThreads) {
-        const int32_t any_row = i / tiling.columns;
-        const int32_t plane = any_row / tiling.rows;
-        const int32_t row = any_row - plane * tiling.rows;
-        const int32_t column = i - any_row * tiling.columns;
-        const int32_t output[] = {depth, first_row + row, first_column + column};
-        if (output[1] >= row_axis.output || output[2] >= column_axis.output) continue;
-        const Accumulator* from =
-            sums + (plane * height + row * row_step) * width + tiling.lead + column * column_axis.stride;
-        Accumulator sum = from[0];
-        for (int32_t t = 1; t < taps; ++t) sum = reduction.combine(sum, from[t * column_axis.dilation]);
+    for (int32_t i = threadIdx.x; i < planes * tiling.row_groups * tiling.columns; i += kThreads) {
+        const int32_t group = i / tiling.columns;
+        const int32_t plane = group / tiling.row_groups;
+        const int32_t column = i - group * tiling.columns;
+        const int32_t group_begin = (group - plane * tiling.row_groups) * kGroupRows;
+        const int32_t end_in_tile =
+            group_begin + kGroupRows < tiling.rows ? group_begin + kGroupRows : tiling.rows.value;
+        const int32_t rows_left = row_axis.output - first_row;
+        const int32_t group_end = end_in_tile < rows_left ? end_in_tile : rows_left;
+        int32_t output[] = {depth, first_row + group_begin, first_column + column};
+        if (output[2] >= column_axis.output) continue;
         const Position<Small> position = position_of(plane);
-        const auto box = [&] {
-            Box<Small> data;
-            window_at(problem, output, data);
-            return data;
-        };
-        problem.y.template plane<T>(position.image, position.channel)[problem.y.offset(output, Small::kRank)] =
-            finish_window(reduction, problem, box, problem.x.template plane<const T>(position.image, position.channel),
-                          sum, depth_divisor * divisors_of_rows[row] * divisors_of_columns[column]);
+        T* y = problem.y.template plane<T>(position.image, position.channel) + problem.y.offset(output, Small::kRank);
+        const Accumulator* from =
+            sums + (plane * height + group_begin * row_step) * width + tiling.lead + column * column_axis.stride;
+        const int32_t divisor_of_column = depth_divisor * divisors_of_columns[column];
+        for (int32_t row = group_begin; row < group_end; ++row) {
+            Accumulator sum = from[0];
+            for (int32_t t = 1; t < taps; ++t) sum = reduction.combine(sum, from[t * column_axis.dilation]);
+            const auto box = [&] {
+                Box<Small> data;
+                window_at(problem, output, data);
+                return data;
+            };
+            const T* x = problem.x.template plane<const T>(position.image, position.channel);
+            *y = finish_window(reduction, problem, box, x, sum, divisor_of_column * divisors_of_rows[row]);
+            y += problem.y.strides[1];
+            from += row_step * width;
+            ++output[1];
+        }
     }
 }
 
@@ -256,6 +270,7 @@ bool choose_tiling(const Call& call, const Problem<Small>& problem, Tiling& tili
         tiling.planes = static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, most)));
     }
     tiling.rows = Divider<int32_t>(static_cast<int32_t>(best_height));
+    tiling.row_groups = Divider<int32_t>(static_cast<int32_t>(ceil_div(best_height, kGroupRows)));
     tiling.columns = Divider<int32_t>(static_cast<int32_t>(best_width));
     tiling.tile_rows = Divider<int32_t>(static_cast<int32_t>(ceil_div(rows.output, best_height)));
     tiling.tile_columns = Divider<int32_t>(static_cast<int32_t>(ceil_div(columns.output, best_width)));

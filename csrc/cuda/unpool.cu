@@ -75,7 +75,8 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t element = thread_number(first_block);
     if (element >= pooled.count) return;
     const auto place = indices.at<const int64_t>(element);
-    pooled.at<Bits>(element) = winners[place] == element + 1 ? whole.at<const Bits>(place) : Bits{0};
+    const bool inside = place >= 0 && place < whole.count;
+    pooled.at<Bits>(element) = inside && winners[place] == element + 1 ? whole.at<const Bits>(place) : Bits{0};
 }
 
 struct Unpool {
@@ -94,6 +95,9 @@ struct Unpool {
     }
 
     std::optional<int64_t> index_outside() const {
+        cudaStreamCaptureStatus capturing;
+        check(cudaStreamIsCapturing(context.stream, &capturing));
+        if (capturing != cudaStreamCaptureStatusNone) return std::nullopt;
         Winner* last_outside = winners + whole.count;
         const Winner element = read(last_outside);
         if (element == 0) return std::nullopt;

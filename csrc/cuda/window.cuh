@@ -162,20 +162,38 @@ __device__ inline typename R::Element finish_window(const R& reduction, const Pr
     return reduction.finish(accumulator);
 }
 
+// The data taps of the windows at place `output` of an axis, and its factor of the number of taps that count.
+template <class Space>
+__device__ inline typename Space::Index window_along(const Problem<Space>& problem, int axis,
+                                                     typename Space::Index output, Box<Space>& taps) {
+    taps.axes[axis] = data_taps(problem.axes[axis], output);
+    return counted_taps(problem.axes[axis], output, problem.parameters.divisor);
+}
+
 // The data taps of the window at `output`, and the number of its taps that count.
 template <class Space>
 __device__ inline typename Space::Count window_at(const Problem<Space>& problem, const typename Space::Index* output,
                                                   Box<Space>& taps) {
     typename Space::Count divisor = 1;
 #pragma unroll
-    for (int a = 0; a < Space::rank(problem.rank); ++a) {
-        taps.axes[a] = data_taps(problem.axes[a], output[a]);
-        divisor *= counted_taps(problem.axes[a], output[a], problem.parameters.divisor);
-    }
+    for (int a = 0; a < Space::rank(problem.rank); ++a) divisor *= window_along(problem, a, output[a], taps);
     return divisor;
 }
 
-// One output place for each thread, with kLanes channels side by side in memory.
+// Calls visit() for the rows of a place, having set the row's coordinate. `size` is that of the axis.
+template <class Space, class Visit>
+__device__ inline void for_each_row_of_place(const Problem<Space>& problem, Position<Space>& place,
+                                             typename Space::Index DeviceAxis<typename Space::Index>::* size,
+                                             Visit visit) {
+    if (problem.places.rows == 1) return visit();
+    const int axis = Space::rank(problem.rank) - 2;
+    auto& row = place.spatial[axis];
+    const auto end = row + problem.places.rows;
+    const auto limit = problem.axes[axis].*size;
+    for (; row < end && row < limit; ++row) visit();
+}
+
+// One place of the output for each thread, with kLanes channels side by side in memory.
 template <class R, class Space, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     forward_by_window(int64_t first_block, const __grid_constant__ Problem<Space> problem) {
@@ -183,31 +201,35 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t number = (first_block + blockIdx.x) * kThreads + threadIdx.x;
     if (number >= problem.places.count) return;
     const R reduction(problem.parameters);
-    const Position<Space> output = problem.places[number];
-    Box<Space> taps;
-    const auto divisor = window_at(problem, output.spatial, taps);
+    Position<Space> output = problem.places[number];
     const T* plane = problem.x.template plane<const T>(output.image, output.channel);
-    typename R::Accumulator accumulators[kLanes];
-    reduce_window(reduction, problem, taps, plane, accumulators);
+    for_each_row_of_place(problem, output, &DeviceAxis<typename Space::Index>::output, [&] {
+        Box<Space> taps;
+        const auto divisor = window_at(problem, output.spatial, taps);
+        typename R::Accumulator accumulators[kLanes];
+        reduce_window(reduction, problem, taps, plane, accumulators);
 
-    T y[kLanes];
-#pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) {
-        y[lane] = finish_window(reduction, problem, [&] { return taps; }, plane + lane, accumulators[lane], divisor);
-    }
-    store(y,
-          problem.y.template plane<T>(output.image, output.channel) + problem.y.offset(output.spatial, problem.rank));
-    if constexpr (R::kIndexed) {
-        const int64_t first = output.image * problem.flat.image_stride + output.channel * problem.flat.channel_stride;
-        int64_t indices[kLanes];
+        T y[kLanes];
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-            const int64_t index = accumulators[lane].index;
-            indices[lane] = index < 0 ? -1 : first + lane * problem.flat.channel_stride + index;
+            y[lane] =
+                finish_window(reduction, problem, [&] { return taps; }, plane + lane, accumulators[lane], divisor);
         }
-        store(indices, problem.indices.template plane<int64_t>(output.image, output.channel) +
-                           problem.indices.offset(output.spatial, problem.rank));
-    }
+        store(y, problem.y.template plane<T>(output.image, output.channel) +
+                     problem.y.offset(output.spatial, problem.rank));
+        if constexpr (R::kIndexed) {
+            const int64_t first =
+                output.image * problem.flat.image_stride + output.channel * problem.flat.channel_stride;
+            int64_t indices[kLanes];
+#pragma unroll
+            for (int lane = 0; lane < kLanes; ++lane) {
+                const int64_t index = accumulators[lane].index;
+                indices[lane] = index < 0 ? -1 : first + lane * problem.flat.channel_stride + index;
+            }
+            store(indices, problem.indices.template plane<int64_t>(output.image, output.channel) +
+                               problem.indices.offset(output.spatial, problem.rank));
+        }
+    });
 }
 
 }  // namespace onnxpool::cuda

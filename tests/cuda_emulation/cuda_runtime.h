@@ -28,6 +28,7 @@ struct alignas(16) uint4 {
 using cudaStream_t = struct CUstream_st*;
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9, cudaErrorLaunchFailure = 719 };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone = 0 };
 enum cudaMemcpyKind { cudaMemcpyDeviceToHost = 2 };
 
 struct cudaLaunchConfig_t {
@@ -43,8 +44,9 @@ namespace emulation {
 
 void wait_for_block();
 void wait_for_warp();
-// One slot for each thread of the block, to pass values within a warp.
-unsigned char* exchange_slot(unsigned thread);
+// Where the running thread leaves a value for its warp, and where thread `source` has left its own.
+unsigned char* own_slot();
+const unsigned char* slot_of(unsigned source);
 
 cudaError_t run(const cudaLaunchConfig_t& config, const void* kernel, size_t parameter_bytes,
                 const std::function<void()>& body);
@@ -52,11 +54,10 @@ cudaError_t run(const cudaLaunchConfig_t& config, const void* kernel, size_t par
 template <class T>
 T from_lane(T value, unsigned lane) {
     static_assert(sizeof(T) <= 16);
-    __builtin_memcpy(exchange_slot(threadIdx.x), &value, sizeof(T));
+    __builtin_memcpy(own_slot(), &value, sizeof(T));
     wait_for_warp();
     const unsigned source = threadIdx.x / 32 * 32 + lane;
-    if (lane < 32 && source < blockDim.x) __builtin_memcpy(&value, exchange_slot(source), sizeof(T));
-    wait_for_warp();
+    if (lane < 32 && source < blockDim.x) __builtin_memcpy(&value, slot_of(source), sizeof(T));
     return value;
 }
 
@@ -100,5 +101,6 @@ cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 const char* cudaGetErrorString(cudaError_t error);

@@ -1,6 +1,7 @@
 // Runs the threads of a grid, block after block. See cuda_runtime.h.
 #include <dlfcn.h>
 #include <ucontext.h>
+#include <setjmp.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -48,27 +49,50 @@ struct Fibre {
     std::unique_ptr<char[]> stack{new char[kStackBytes]};
     void* fake_stack = nullptr;  // AddressSanitizer's
     unsigned thread = 0;
+    unsigned exchanges = 0;  // of the thread with its warp
     State state = State::kRuns;
+    bool started = false;
     bool done = false;
+    jmp_buf jump;
 };
 
 std::mutex mutex;
 std::vector<std::unique_ptr<Fibre>> fibres;
 ucontext_t scheduler;
+jmp_buf scheduler_jump;
 Fibre* running = nullptr;
 const std::function<void()>* thread_body = nullptr;
 unsigned started = 0;  // threads of the block
 bool backwards = false;
-unsigned char slots[1024][16];
+unsigned char slots[2][1024][16];  // two, since a thread may leave its next value before all have taken the last one
 std::set<std::string> launched;
 [[maybe_unused]] const void* scheduler_stack = nullptr;
 [[maybe_unused]] size_t scheduler_stack_size = 0;
 
 void set_thread(unsigned thread) { threadIdx = dim3(thread, 0, 0); }
 
+// Contexts are what AddressSanitizer can follow; jumps save system calls.
+#if defined(__SANITIZE_ADDRESS__)
+template <class Jump>
+void switch_from(jmp_buf&, ucontext_t& here, Jump jump) {
+    volatile bool returned = false;
+    getcontext(&here);
+    if (returned) return;
+    returned = true;
+    jump();
+}
+void jump_to(jmp_buf&, ucontext_t& context) { setcontext(&context); }
+#else
+template <class Jump>
+void switch_from(jmp_buf& here, ucontext_t&, Jump jump) {
+    if (_setjmp(here) == 0) jump();
+}
+void jump_to(jmp_buf& jump, ucontext_t&) { _longjmp(jump, 1); }
+#endif
+
 void to_scheduler(Fibre& fibre, [[maybe_unused]] bool last) {
     __sanitizer_start_switch_fiber(last ? nullptr : &fibre.fake_stack, scheduler_stack, scheduler_stack_size);
-    swapcontext(&fibre.context, &scheduler);
+    switch_from(fibre.jump, fibre.context, [] { jump_to(scheduler_jump, scheduler); });
     __sanitizer_finish_switch_fiber(fibre.fake_stack, &scheduler_stack, &scheduler_stack_size);
 }
 
@@ -78,6 +102,7 @@ void fibre_main() {
     while (started < blockDim.x) {
         fibre.thread = backwards ? blockDim.x - 1 - started : started;
         ++started;
+        fibre.exchanges = 0;
         set_thread(fibre.thread);
         (*thread_body)();
     }
@@ -91,13 +116,18 @@ void resume(Fibre& fibre) {
     set_thread(fibre.thread);
     [[maybe_unused]] void* fake_stack = nullptr;
     __sanitizer_start_switch_fiber(&fake_stack, fibre.stack.get(), kStackBytes);
-    swapcontext(&scheduler, &fibre.context);
+    switch_from(scheduler_jump, scheduler, [&] {
+        if (fibre.started) jump_to(fibre.jump, fibre.context);
+        fibre.started = true;
+        setcontext(&fibre.context);
+    });
     __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
 }
 
 Fibre& new_fibre(size_t number) {
     if (number == fibres.size()) fibres.push_back(std::make_unique<Fibre>());
     Fibre& fibre = *fibres[number];
+    fibre.started = false;
     fibre.done = false;
     fibre.fake_stack = nullptr;
     getcontext(&fibre.context);
@@ -149,7 +179,8 @@ bool run_block() {
 
 void wait_for_block() { wait(State::kWaitsForBlock); }
 void wait_for_warp() { wait(State::kWaitsForWarp); }
-unsigned char* exchange_slot(unsigned thread) { return slots[thread]; }
+unsigned char* own_slot() { return slots[++running->exchanges % 2][running->thread]; }
+const unsigned char* slot_of(unsigned source) { return slots[running->exchanges % 2][source]; }
 
 cudaError_t run(const cudaLaunchConfig_t& config, const void* kernel, size_t parameter_bytes,
                 const std::function<void()>& body) {
@@ -185,7 +216,7 @@ cudaError_t cudaGetDevice(int* device) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-    *value = 2;  // multiprocessors: few, so that small tensors reach the kernels for large ones
+    *value = 1;  // multiprocessor, so that small tensors reach the kernels for large ones
     return cudaSuccess;
 }
 
@@ -196,6 +227,11 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t)
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
     std::memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+    *status = cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
 
