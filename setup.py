@@ -111,9 +111,9 @@ class NativeExtension(Extension):
     """An extension module with its own compiler, or the environment's if that is None."""
 
     def __init__(self, name: str, sources: list[Path], compiler: str | None, flags: list[str], link_flags: list[str]):
-        headers = [path for path in ROOT.glob("csrc/**/*") if path.suffix in (".h", ".inl", ".cuh")]
-        sources, headers = (sorted(str(path.relative_to(ROOT)) for path in paths) for paths in (sources, headers))
-        super().__init__(name, sources, depends=headers, py_limited_api=True)
+        sources = sorted(str(path.relative_to(ROOT)) for path in sources)
+        native = [str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.*")]  # all for a source distribution
+        super().__init__(name, sources, depends=native, py_limited_api=True)
         self.compiler, self.flags, self.link_flags = compiler, flags, link_flags
 
 
