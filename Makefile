@@ -15,6 +15,7 @@ bin := $(VENV)/bin
 environment := $(VENV)/.requirements-installed
 package := $(VENV)/.package-installed-$(or $(TORCH_ONNXPOOL_ABI),stable)-cuda-$(or $(TORCH_ONNXPOOL_CUDA),auto)
 native := $(shell find csrc -type f)
+emulation := $(wildcard tests/cuda_emulation/*.h tests/cuda_emulation/*.cpp)
 
 .PHONY: build demo test bench gpu lint format docs audit clean
 
@@ -41,12 +42,12 @@ gpu: $(if $(GPU_PYTHON),,$(environment))
 lint: $(environment)
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
-	$(bin)/clang-format --dry-run -Werror $(native)
+	$(bin)/clang-format --dry-run -Werror $(native) $(emulation)
 
 format: $(environment)
 	$(bin)/ruff check --fix .
 	$(bin)/ruff format .
-	$(bin)/clang-format -i $(native)
+	$(bin)/clang-format -i $(native) $(emulation)
 
 docs: $(package)
 	$(bin)/python tools/readme_tables.py
