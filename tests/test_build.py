@@ -1,0 +1,62 @@
+"""What setup.py decides: which extensions are built, and which files are compiled again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+READ_SETUP = "import runpy, sys; sys.argv = ['setup.py', '--version']; setup = runpy.run_path('setup.py'); "
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess:
+    """Some code, after setup.py, as `setup`, has read the environment and built nothing."""
+    environment = {name: value for name, value in os.environ.items() if "ONNXPOOL" not in name} | environment
+    return subprocess.run(
+        [sys.executable, "-c", READ_SETUP + code], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+
+
+def test_kernels_that_cannot_be_built_are_an_error():
+    refused = run("", TORCH_ONNXPOOL_CUDA="1", CUDA_HOME="/nowhere")
+    assert refused.returncode != 0
+    assert "TORCH_ONNXPOOL_CUDA=1 asks for the kernels for NVIDIA GPUs, but no nvcc was found" in refused.stderr
+
+
+@pytest.mark.parametrize("variable", ["TORCH_ONNXPOOL_CUDA", "TORCH_ONNXPOOL_ABI"])
+def test_other_choices_are_refused(variable):
+    refused = run("", **{variable: "yes"})
+    assert refused.returncode != 0
+    assert f"torch_onnxpool: {variable} must be " in refused.stderr
+    assert "got yes" in refused.stderr
+
+
+def test_no_kernels_where_none_are_wanted():
+    finished = run("print([e.name for e in setup['extensions']()])", TORCH_ONNXPOOL_CUDA="0", CUDA_HOME="/nowhere")
+    assert finished.stdout.splitlines()[-1] == "['torch_onnxpool._C']", finished.stderr
+
+
+def test_an_object_is_current_until_something_changes(tmp_path):
+    source, header, output = tmp_path / "a file.cu", tmp_path / "header.cuh", tmp_path / "object.o"
+    for path in (source, header, output):
+        path.write_text("")
+    output.with_suffix(".d").write_text(f"{output} : {tmp_path}/a\\ file.cu \\\n  {header}\n")
+    output.with_suffix(".command").write_text("nvcc -c 'a file.cu'")
+
+    def is_current(*command: str) -> bool:
+        finished = run(
+            f"from pathlib import Path; print(setup['is_current'](Path({str(output)!r}), {list(command)!r}))"
+        )
+        return {"True": True, "False": False}[finished.stdout.splitlines()[-1]]
+
+    assert is_current("nvcc", "-c", "a file.cu")
+    assert not is_current("nvcc", "-O3", "-c", "a file.cu")
+    os.utime(header, (time.time() + 60,) * 2)
+    assert not is_current("nvcc", "-c", "a file.cu")
+    header.unlink()
+    assert not is_current("nvcc", "-c", "a file.cu")
