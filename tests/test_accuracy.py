@@ -40,7 +40,7 @@ CASES = [
 
 @pytest.mark.parametrize("kind", ["normal", "positive", "offset"])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.operator}-{c.shape}-p{c.attributes.get('p', '')}")
-def test_error_is_not_above_onnxruntimes(case, kind, device):
+def test_error_is_not_above_onnxruntimes(case, kind):
     rng = np.random.default_rng(0)
     x = {
         "normal": rng.standard_normal(case.shape),
@@ -48,7 +48,7 @@ def test_error_is_not_above_onnxruntimes(case, kind, device):
         "offset": rng.standard_normal(case.shape) + 100,
     }[kind].astype(np.float32)
     exact = oracle.FORWARD[case.operator](x, **case.attributes)
-    ours = np.abs(to_array(call(case, [to_tensor(x, device)])) - exact)
+    ours = np.abs(to_array(call(case, [to_tensor(x)])) - exact)
     theirs = np.abs(onnxruntime_result(case, x) - exact)
     assert ours.max() <= theirs.max()
     assert ours.mean() <= theirs.mean()
@@ -67,11 +67,11 @@ SAME_ORDER = [
 ]
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "sliced"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize(("shape", "attributes"), SAME_ORDER, ids=str)
-def test_small_windows_are_added_in_onnxruntimes_order(shape, attributes, layout, device):
+def test_small_windows_are_added_in_onnxruntimes_order(shape, attributes, layout):
     """Rows first, then along the row: until opset 18 onnxruntime has the same bits."""
     case = Case("AveragePool", shape, attributes)
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    ours = to_array(call(case, [arrange(to_tensor(x, device), layout)]))
+    ours = to_array(call(case, [arrange(to_tensor(x), layout)]))
     np.testing.assert_array_equal(ours, onnxruntime_result(case, x, opset=18))

@@ -30,7 +30,8 @@ inline void reduce_window(const R& reduction, const Call& call, const Range* tap
             for (int64_t i = 0; i < last.count; ++i) {
                 const auto* x = plane + offsets[0] + i * step;
                 for (int64_t lane = 0; lane < lanes; ++lane) {
-                    accumulators[lane] = reduction.combine(accumulators[lane], reduction.lift(x[lane * lane_stride]));
+                    accumulators[lane] =
+                        reduction.combine(accumulators[lane], reduction.lift(load<1>(x + lane * lane_stride)));
                 }
             }
         });
@@ -41,7 +42,7 @@ inline void reduce_window(const R& reduction, const Call& call, const Range* tap
             for_each_row<1>(taps, rank, {strides}, [&](const int64_t (&offsets)[1], const int64_t*) {
                 const auto* x = plane + offsets[0] + i * step;
                 for (int64_t lane = 0; lane < lanes; ++lane) {
-                    column[lane] = reduction.combine(column[lane], reduction.lift(x[lane * lane_stride]));
+                    column[lane] = reduction.combine(column[lane], reduction.lift(load<1>(x + lane * lane_stride)));
                 }
             });
             for (int64_t lane = 0; lane < lanes; ++lane) {
@@ -71,12 +72,12 @@ inline typename R::Element finish_window(const R& reduction, const Call& call, c
     using T = typename R::Element;
     if (divisor == 0) return reduction.empty();
     if constexpr (R::kDivides) {
-        return reduction.finish(accumulator / static_cast<typename R::Accumulator>(divisor));
+        return static_cast<T>(reduction.finish(accumulator / static_cast<typename R::Accumulator>(divisor)));
     }
     if constexpr (is_norm<R>) {
         if (reduction.out_of_range(accumulator)) return rescaled_norm<T>(call, taps, plane);
     }
-    return reduction.finish(accumulator);
+    return static_cast<T>(reduction.finish(accumulator));
 }
 
 template <class R>

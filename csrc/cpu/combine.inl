@@ -1,76 +1,116 @@
 // Part of kernels.inl: see there.
-// The one loop that everything fast is made of: several rows of elements or accumulators are combined into one.
+// The one loop that everything is made of: runs of elements or accumulators, the taps of neighbouring windows, are
+// combined into one run.
 
-// How a source becomes an accumulator: elements are lifted, accumulators are taken as they are.
+// body(i, lanes) for vectors of kCount lanes that cover 0 ... size - 1. The last two may overlap: doing an element
+// twice must not matter. Runs shorter than a vector are done one by one.
+template <int kCount, class Body>
+inline void in_vectors(int64_t size, const Body& body) {
+    constexpr std::integral_constant<int, kCount> vector;
+    constexpr std::integral_constant<int, 1> single;
+    if (size < kCount) {
+        for (int64_t i = 0; i < size; ++i) body(i, single);
+        return;
+    }
+    int64_t i = 0;
+    for (; i + kCount <= size; i += kCount) body(i, vector);
+    if (i < size) body(size - kCount, vector);
+}
+
+// How what is read becomes accumulators: elements are lifted, accumulators are taken as they are.
 template <class R>
 struct Lift {
+    using Source = typename R::Element;
     const R& reduction;
-    typename R::Accumulator operator()(typename R::Element x) const { return reduction.lift(x); }
+    template <class V>
+    auto operator()(V x) const {
+        return reduction.lift(x);
+    }
 };
 
 template <class A>
 struct AsItIs {
-    A operator()(A a) const { return a; }
+    using Source = A;
+    template <class V>
+    V operator()(V a) const {
+        return a;
+    }
 };
 
-// target[i] = rows[0][i * step] + ... + rows[kCount - 1][i * step] for the combiner's "+", each row from its element
-// `first` on; unless this is the first batch, target[i] comes before them. kStep 0 means `step`.
-template <int kCount, bool kFirst, int kStep, class Combiner, class Source, class Take>
-inline void combine_batch(const Combiner& combiner, typename Combiner::Accumulator* __restrict target,
-                          const Source* const* rows, int64_t first, int64_t size, int64_t step, Take take) {
-    const Source* __restrict row0 = rows[0] + first;
-    const Source* __restrict row1 = rows[kCount > 1 ? 1 : 0] + first;
-    const Source* __restrict row2 = rows[kCount > 2 ? 2 : 0] + first;
-    const int64_t stride = kStep ? kStep : step;
-    for (int64_t i = 0; i < size; ++i) {
-        auto a = take(row0[i * stride]);
-        if constexpr (!kFirst) a = combiner.combine(target[i], a);
-        if constexpr (kCount > 1) a = combiner.combine(a, take(row1[i * stride]));
-        if constexpr (kCount > 2) a = combiner.combine(a, take(row2[i * stride]));
-        target[i] = a;
+// Where accumulators go: into a buffer,
+template <class A>
+struct Keep {
+    A* target;
+    template <class V>
+    void operator()(int64_t i, V a) const {
+        store(target + i, a);
     }
-}
+};
 
-template <bool kFirst, int kStep, class Combiner, class Source, class Take>
-inline void combine_some(const Combiner& combiner, typename Combiner::Accumulator* target, const Source* const* rows,
-                         int64_t count, int64_t first, int64_t size, int64_t step, Take take) {
-    switch (count) {
-        case 1:
-            return combine_batch<1, kFirst, kStep>(combiner, target, rows, first, size, step, take);
-        case 2:
-            return combine_batch<2, kFirst, kStep>(combiner, target, rows, first, size, step, take);
-        default:
-            return combine_batch<3, kFirst, kStep>(combiner, target, rows, first, size, step, take);
-    }
-}
-
-// Any number of rows, three at a time.
-template <int kStep, class Combiner, class Source, class Take>
-inline void combine_rows(const Combiner& combiner, typename Combiner::Accumulator* target,
-                         const std::vector<const Source*>& rows, int64_t first, int64_t size, int64_t step, Take take) {
-    const auto count = static_cast<int64_t>(rows.size());
-    combine_some<true, kStep>(combiner, target, rows.data(), count, first, size, step, take);
-    for (int64_t done = 3; done < count; done += 3) {
-        combine_some<false, kStep>(combiner, target, rows.data() + done, count - done, first, size, step, take);
-    }
-}
-
+// or, finished, into the output, of windows that share a divisor,
 template <class R>
-void combine_elements(const R& reduction, typename R::Accumulator* target,
-                      const std::vector<const typename R::Element*>& rows, int64_t first, int64_t size, int64_t step) {
-    const Lift<R> take{reduction};
-    if (step == 1) return combine_rows<1>(reduction, target, rows, first, size, 1, take);
-    if (step == 2) return combine_rows<2>(reduction, target, rows, first, size, 2, take);
-    return combine_rows<0>(reduction, target, rows, first, size, step, take);
-}
+struct Finish {
+    const R& reduction;
+    typename R::Element* y;
+    typename R::Accumulator divisor;
+    template <class V>
+    void operator()(int64_t i, V a) const {
+        if constexpr (R::kDivides) a = a / divisor;
+        store(y + i, reduction.finish(a));
+    }
+};
+
+// or have one each.
+template <class R>
+struct FinishEach {
+    const R& reduction;
+    typename R::Element* y;
+    const typename R::Accumulator* divisors;
+    template <class V>
+    void operator()(int64_t i, V a) const {
+        if constexpr (R::kDivides) a = a / load<lanes_of<V>>(divisors + i);
+        store(y + i, reduction.finish(a));
+    }
+};
 
 // What the accumulators of R combine with: the same for all sums, and for all maxima.
 template <class A>
 const Sum<A>& combiner_of(const Sum<A>& reduction) {
     return reduction;
 }
-
 template <class A>
 const Largest<A>& combiner_of(const Largest<A>& reduction) {
     return reduction;
+}
+
+// put(i, taps[0][i] + taps[1][i] + ... + taps[count - 1][i]) for 0 <= i < size and the combiner's "+", from left to
+// right. There is at least one tap.
+template <class Combiner, class Take, class Put>
+inline void combine_taps(const Combiner& combiner, const typename Take::Source* const* taps, int64_t count,
+                         int64_t size, const Take& take, const Put& put) {
+    constexpr int lanes = kLanes<typename Combiner::Accumulator>;
+    const auto *tap0 = taps[0], *tap1 = taps[count > 1 ? 1 : 0], *tap2 = taps[count > 2 ? 2 : 0];
+    if (count == 1) {
+        in_vectors<lanes>(size, [&](int64_t i, auto n) { put(i, take(load<n>(tap0 + i))); });
+    } else if (count == 2) {
+        in_vectors<lanes>(size, [&](int64_t i, auto n) {
+            put(i, combiner.combine(take(load<n>(tap0 + i)), take(load<n>(tap1 + i))));
+        });
+    } else {
+        in_vectors<lanes>(size, [&](int64_t i, auto n) {
+            auto sum = combiner.combine(take(load<n>(tap0 + i)), take(load<n>(tap1 + i)));
+            sum = combiner.combine(sum, take(load<n>(tap2 + i)));
+            for (int64_t tap = 3; tap < count; ++tap) sum = combiner.combine(sum, take(load<n>(taps[tap] + i)));
+            put(i, sum);
+        });
+    }
+}
+
+// Puts sums; whether any of them is out of the reduction's range.
+template <class R, class Put>
+inline bool finish_sums(const R& reduction, const typename R::Accumulator* sums, int64_t size, const Put& put) {
+    bool any = false;
+    in_vectors<kLanes<typename R::Accumulator>>(size, [&](int64_t i, auto n) { put(i, load<n>(sums + i)); });
+    for (int64_t i = 0; i < size; ++i) any |= reduction.out_of_range(sums[i]);
+    return any;
 }

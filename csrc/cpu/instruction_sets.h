@@ -5,13 +5,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "../window.h"
 #include "kernels.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
 #define ONNXPOOL_X86 1
 #endif
 

@@ -3,11 +3,16 @@
 
 namespace onnxpool::cpu::ONNXPOOL_ISA {
 
-#include "walk.inl"
 // clang-format off: each needs the ones before it
+#include "../values.inl"
+#include "../reductions.inl"
+#include "walk.inl"
+#include "vectors.inl"
 #include "anywhere.inl"
 #include "combine.inl"
-#include "channels.inl"
+#include "sliding.inl"
+#include "lanes.inl"
+#include "packed.inl"
 #include "planes.inl"
 #include "rows.inl"
 // clang-format on
@@ -41,6 +46,42 @@ inline bool has_contiguous_rows(const Call& call) {
            row_reach(axis) <= 2 * (axis.input + axis.output) + 64;
 }
 
+// Elements that all windows of a plane look at.
+inline double plane_elements(const Call& call) {
+    double elements = 1;
+    for (int a = 0; a < call.geometry.rank; ++a) {
+        const Axis& axis = call.geometry.axes[a];
+        elements *= static_cast<double>(axis.output) * static_cast<double>(std::min(axis.kernel, axis.input));
+    }
+    return elements;
+}
+
+// Planes whose rows fill vectors badly, and that are dense in memory, one after the other.
+template <class R>
+bool is_worth_packing(const Call& call) {
+    constexpr int64_t narrow = 3 * 64 / sizeof(typename R::Element);
+    constexpr double large = 1 << 19;
+    const Geometry& geometry = call.geometry;
+    if (geometry.axes[geometry.rank - 1].input >= narrow && !R::kInOrder) return false;
+    if (geometry.batch * geometry.channels < kPackedPlanes<R>) return false;
+    int64_t x_stride = 1, y_stride = 1;
+    double bytes = sizeof(typename R::Element) * kPackedPlanes<R>;
+    for (int a = geometry.rank - 1; a >= 0; --a) {
+        const Axis& axis = geometry.axes[a];
+        if ((axis.input > 1 && call.x.strides[2 + a] != x_stride) ||
+            (axis.output > 1 && call.y.strides[2 + a] != y_stride)) {
+            return false;
+        }
+        x_stride *= axis.input;
+        y_stride *= axis.output;
+        bytes *= static_cast<double>(std::max(axis.input, axis.output));
+    }
+    const auto follow_each_other = [&](const Operand& operand) {
+        return geometry.batch == 1 || operand.strides[0] == geometry.channels * operand.strides[1];
+    };
+    return bytes <= large && follow_each_other(call.x) && follow_each_other(call.y);
+}
+
 inline double elements_per_row(const Call& call, int64_t row_length) {
     double elements = static_cast<double>(lanes_per_row(call)) * static_cast<double>(row_length);
     for (int a = 0; a < call.geometry.rank; ++a) {
@@ -67,12 +108,23 @@ Task plan_window(const Call& call) {
               elements_per_row(call, geometry.axes[geometry.rank - 1].output)};
     if constexpr (!R::kIndexed) {
         if (call.channels_innermost && call.y.strides[1] == 1) {
-            task.run = forward_channels_contiguous<R>;
+            if (!R::kInOrder && is_separable(geometry)) {
+                return {forward_channel_blocks<R>, geometry.batch * ceil_div(geometry.channels, lanes_per_row(call)),
+                        plane_elements(call) * static_cast<double>(lanes_per_row(call))};
+            }
+            task.run = forward_channels<R>;
             return task;
         }
     }
+    if constexpr (!R::kIndexed) {
+        if (is_worth_packing<R>(call)) {
+            const int64_t planes = geometry.batch * geometry.channels;
+            return {forward_packed<R>, ceil_div(planes, kPackedPlanes<R>),
+                    plane_elements(call) * static_cast<double>(kPackedPlanes<R>)};
+        }
+    }
     if constexpr (!R::kIndexed && !R::kInOrder) {
-        if (has_contiguous_rows(call)) task.run = forward_rows_contiguous<R>;
+        if (has_contiguous_rows(call)) task.run = forward_rows<R>;
     }
     return task;
 }

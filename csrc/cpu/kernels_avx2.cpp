@@ -10,6 +10,7 @@
 #pragma GCC target("avx2,fma,f16c,bmi2")
 #endif
 
+#define ONNXPOOL_VECTOR_BYTES 32
 #define ONNXPOOL_ISA avx2
 #include "kernels.inl"
 

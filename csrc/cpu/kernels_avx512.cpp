@@ -11,6 +11,7 @@
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2,prefer-vector-width=512")
 #endif
 
+#define ONNXPOOL_VECTOR_BYTES 64
 #define ONNXPOOL_ISA avx512
 #include "kernels.inl"
 

@@ -19,10 +19,11 @@ inline typename R::Accumulator reduce_contiguous(const R& reduction, const typen
     int64_t done = 0;
     for (; done + kAccumulators <= size; done += kAccumulators) {
         for (int i = 0; i < kAccumulators; ++i) {
-            partial[i] = reduction.combine(partial[i], reduction.lift(x[done + i]));
+            partial[i] = reduction.combine(partial[i], reduction.lift(load<1>(x + done + i)));
         }
     }
-    for (int i = 0; i < size - done; ++i) partial[i] = reduction.combine(partial[i], reduction.lift(x[done + i]));
+    for (int i = 0; i < size - done; ++i)
+        partial[i] = reduction.combine(partial[i], reduction.lift(load<1>(x + done + i)));
     return combine_halves<kAccumulators>(reduction, partial);
 }
 

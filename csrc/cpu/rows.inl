@@ -2,113 +2,148 @@
 // The last spatial axis is contiguous: for each row of the output, the window's rows of the input are combined into a
 // buffer that stays in the first-level cache, and the buffer is then combined with itself, shifted along the row.
 
-// What depends on the position along the last axis only. The buffer holds the padded row, one phase (position modulo
-// stride) after the other, so that the same tap of neighbouring windows lies in neighbouring elements.
+// target[i] = source[i * step].
+template <class A>
+inline void take_every(int64_t step, const A* source, A* target, int64_t size) {
+    if (step == 2) {
+        return in_vectors<kLanes<A>>(size, [&](int64_t i, auto n) {
+            if constexpr (n == 1) {
+                target[i] = source[2 * i];
+            } else {
+                store(target + i, every_second(load<n>(source + 2 * i), load<n>(source + 2 * i + n)));
+            }
+        });
+    }
+    for (int64_t i = 0; i < size; ++i) target[i] = source[i * step];
+}
+
+// A row with its padding, as the windows along it need it.
 template <class R>
-struct RowPlan {
+class PaddedRow {
+public:
     using Accumulator = typename R::Accumulator;
 
-    struct Phase {
-        Accumulator* target;  // where the phase's first datum goes
-        int64_t first;        // which element of the input row that is
-        int64_t count;
-    };
-
-    const Axis& axis;
-    bool has_empty_window = false;
-    std::vector<Accumulator> buffer;
-    std::vector<Accumulator> results;
-    std::vector<Phase> phases;
-    std::vector<const Accumulator*> taps;  // tap j of window o is taps[j][o]
-    std::vector<TapCounts> counts;
-    std::vector<Accumulator> divisors;
-    TapCounts divided_for{0, 0, 0};
-
-    RowPlan(const R& reduction, const Axis& axis) : axis(axis), results(axis.output) {
-        const int64_t reach = row_reach(axis);
-        const int64_t phase_size = ceil_div(reach, axis.stride);
-        buffer.assign(phase_size * axis.stride, reduction.identity());
-        std::vector<bool> is_used(axis.stride);
-        for (int64_t j = 0; j < axis.kernel; ++j) {
-            const int64_t position = j * axis.dilation;
-            taps.push_back(buffer.data() + position % axis.stride * phase_size + position / axis.stride);
-            is_used[position % axis.stride] = true;
+    PaddedRow(const R& reduction, const Axis& axis)
+        : reduction_(reduction),
+          axis_(axis),
+          phase_size_(ceil_div(row_reach(axis), axis.stride)),
+          size_(std::max(phase_size_ * axis.stride, axis.pad_begin + axis.input)),
+          level_count_(slides(axis) ? level_count(axis.kernel) : 1) {
+        // Behind it, room for what take_every() reads too far.
+        padded_.assign(size_ * level_count_ + kLanes<Accumulator> + axis.stride, reduction.identity());
+        const Range window{0, axis.kernel, axis.dilation};
+        if (level_count_ > 1) {
+            for_each_piece<kMayOverlap<R>>(window, [&](int64_t level, int64_t position) { add(level, position); });
+        } else {
+            for (int64_t j = 0; j < axis.kernel; ++j) add(0, j * axis.dilation);
         }
-        const int64_t data_end = std::min(axis.pad_begin + axis.input, reach);
-        for (int64_t phase = 0; phase < axis.stride; ++phase) {
-            const int64_t skipped = axis.pad_begin > phase ? ceil_div(axis.pad_begin - phase, axis.stride) : 0;
-            const int64_t position = phase + skipped * axis.stride;
-            if (!is_used[phase] || position >= data_end) continue;
-            phases.push_back({buffer.data() + phase * phase_size + skipped, position - axis.pad_begin,
-                              ceil_div(data_end - position, axis.stride)});
-        }
-        for (int64_t output = 0; output < axis.output; ++output) {
-            counts.push_back(TapCounts::of(axis, output));
-            has_empty_window |= counts.back().data == 0;
+        phases_.resize(sources_.size() * phase_size_);
+        for (const auto& [source, position] : places_) {
+            taps_.push_back(axis.stride > 1 ? phases_.data() + source * phase_size_ + position
+                                            : padded_.data() + sources_[source] + position);
         }
     }
 
-    // Divisors of the windows in a row whose outer taps number `outer`.
-    void set_divisors(const TapCounts& outer, const Parameters& parameters) {
-        if (outer.data == divided_for.data && outer.declared == divided_for.declared) return;
-        divided_for = outer;
-        divisors.resize(axis.output);
-        for (int64_t output = 0; output < axis.output; ++output) {
-            divisors[output] = static_cast<Accumulator>(std::max(1.0, (outer * counts[output]).divisor(parameters)));
+    Accumulator* data() { return padded_.data() + axis_.pad_begin; }
+
+    // To be called when data() has been filled: the pieces of window o are then taps[0][o], taps[1][o], ...
+    const std::vector<const Accumulator*>& taps() {
+        build_levels(combiner_of(reduction_), padded_.data(), level_count_, size_, axis_.dilation, 1);
+        for (size_t i = 0; i < sources_.size() && axis_.stride > 1; ++i) {
+            take_every(axis_.stride, padded_.data() + sources_[i], phases_.data() + i * phase_size_, phase_size_);
         }
+        return taps_;
     }
+
+private:
+    // Positions of neighbouring windows are a stride apart: those of one phase (position modulo stride) are brought
+    // together.
+    void add(int64_t level, int64_t position) {
+        const int64_t source = level * size_ + position % axis_.stride;
+        const auto found = std::find(sources_.begin(), sources_.end(), source);
+        places_.emplace_back(found - sources_.begin(), position / axis_.stride);
+        if (found == sources_.end()) sources_.push_back(source);
+    }
+
+    const R& reduction_;
+    const Axis& axis_;
+    const int64_t phase_size_;
+    const int64_t size_;
+    const int64_t level_count_;
+    std::vector<Accumulator> padded_, phases_;
+    std::vector<int64_t> sources_;                     // where phases begin in padded_
+    std::vector<std::pair<int64_t, int64_t>> places_;  // of pieces: number of the phase, position in it
+    std::vector<const Accumulator*> taps_;
 };
 
 template <class R>
-void forward_rows_contiguous(const Call& call, int64_t begin, int64_t end) {
+void forward_rows(const Call& call, int64_t begin, int64_t end) {
     using T = typename R::Element;
     using Accumulator = typename R::Accumulator;
     const R reduction(call.parameters);
     const Geometry& geometry = call.geometry;
     const int last = geometry.rank - 1;
     const Axis& axis = geometry.axes[last];
-    RowPlan<R> plan(reduction, axis);
+    const std::vector<AxisTable> tables = axis_tables(call);
+    const bool has_empty_window = std::count(tables[last].factors.begin(), tables[last].factors.end(), 0.0) > 0;
+    const bool separable = is_separable(geometry);
+    OuterReduction<R> outer_reduction(reduction, geometry, tables);
+    const Accumulator* reduced_rows = nullptr;
+    const T* reduced_plane = nullptr;
+    PaddedRow<R> padded(reduction, axis);
+    std::vector<Accumulator> divisors(axis.output), sums(axis.output);
+    double divided_for = -1;
     std::vector<const T*> rows;
     Range taps[kMaxSpatialRank];
 
     RowPosition position(call, begin, [](const Axis& a) { return a.output; });
     for (int64_t row = begin; row < end; ++row, position.advance()) {
         const T* plane = plane_of<const T>(call.x, position);
-        T* __restrict y = row_of<T>(call.y, position, geometry.rank);
-        const TapCounts outer = outer_taps(call, position.outer, taps);
-        if (outer.data == 0) {
+        T* y = row_of<T>(call.y, position, geometry.rank);
+        double factor = 1;
+        for (int a = 0; a < last; ++a) {
+            taps[a] = tables[a].taps[position.outer[a]];
+            factor *= tables[a].factors[position.outer[a]];
+        }
+        if (factor == 0) {
             std::fill(y, y + axis.output, reduction.empty());
             continue;
         }
-        rows.clear();
-        taps[last] = {0, 1, 1};
-        for_each_row<1>(taps, geometry.rank, {call.x.strides + 2},
-                        [&](const int64_t (&offsets)[1], const int64_t*) { rows.push_back(plane + offsets[0]); });
-        for (const auto& phase : plan.phases) {
-            combine_elements(reduction, phase.target, rows, phase.first, phase.count, axis.stride);
+        if (separable) {
+            if (plane != reduced_plane) reduced_rows = outer_reduction.compute(plane, call.x.strides + 2, 1);
+            reduced_plane = plane;
+            std::copy_n(reduced_rows + position.row_in_plane() * axis.input, axis.input, padded.data());
+        } else {
+            rows.clear();
+            taps[last] = {0, 1, 1};
+            for_each_row<1>(taps, geometry.rank, {call.x.strides + 2},
+                            [&](const int64_t (&offsets)[1], const int64_t*) { rows.push_back(plane + offsets[0]); });
+            combine_taps(combiner_of(reduction), rows.data(), static_cast<int64_t>(rows.size()), axis.input,
+                         Lift<R>{reduction}, Keep<Accumulator>{padded.data()});
         }
-        Accumulator* results = plan.results.data();
-        combine_rows<1>(combiner_of(reduction), results, plan.taps, 0, axis.output, 1, AsItIs<Accumulator>());
-
-        if constexpr (R::kDivides) {
-            plan.set_divisors(outer, call.parameters);
-            const Accumulator* divisors = plan.divisors.data();
+        if (R::kDivides && factor != divided_for) {
+            divided_for = factor;
             for (int64_t o = 0; o < axis.output; ++o) {
-                y[o] = reduction.finish(results[o] / divisors[o]);
+                divisors[o] = static_cast<Accumulator>(std::max(1.0, factor * tables[last].factors[o]));
+            }
+        }
+        const std::vector<const Accumulator*>& pieces = padded.taps();
+        const FinishEach<R> finish{reduction, y, divisors.data()};
+        const auto count = static_cast<int64_t>(pieces.size());
+        const AsItIs<Accumulator> take;
+        if constexpr (may_leave_range<R>) {
+            combine_taps(combiner_of(reduction), pieces.data(), count, axis.output, take,
+                         Keep<Accumulator>{sums.data()});
+            const bool any = finish_sums(reduction, sums.data(), axis.output, finish);
+            for (int64_t o = 0; any && o < axis.output; ++o) {
+                taps[last] = tables[last].taps[o];
+                if (reduction.out_of_range(sums[o])) y[o] = rescaled_norm<T>(call, taps, plane);
             }
         } else {
-            for (int64_t o = 0; o < axis.output; ++o) y[o] = reduction.finish(results[o]);
+            combine_taps(combiner_of(reduction), pieces.data(), count, axis.output, take, finish);
         }
-        if constexpr (is_norm<R>) {
-            bool any = false;
-            for (int64_t o = 0; o < axis.output; ++o) any |= reduction.out_of_range(results[o]);
-            for (int64_t o = 0; any && o < axis.output; ++o) {
-                taps[last] = data_taps(axis, o);
-                if (reduction.out_of_range(results[o])) y[o] = rescaled_norm<T>(call, taps, plane);
-            }
-        }
-        for (int64_t o = 0; plan.has_empty_window && o < axis.output; ++o) {
-            if (plan.counts[o].data == 0) y[o] = reduction.empty();
+        for (int64_t o = 0; has_empty_window && o < axis.output; ++o) {
+            if (tables[last].factors[o] == 0) y[o] = reduction.empty();
         }
     }
 }

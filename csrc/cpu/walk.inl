@@ -69,6 +69,13 @@ public:
         lanes = std::min(block_, channels_ - channel);
     }
 
+    // The number of the row among those of its plane.
+    int64_t row_in_plane() const {
+        int64_t row = 0;
+        for (int a = 0; a < outer_rank_; ++a) row = row * sizes_[a] + outer[a];
+        return row;
+    }
+
     void advance() {
         if (channels_innermost_ && next_channel()) return;
         for (int a = outer_rank_ - 1; a >= 0; --a) {
@@ -162,3 +169,41 @@ template <class R>
 constexpr bool is_norm = false;
 template <class T, int kExponent>
 constexpr bool is_norm<LpNorm<T, kExponent>> = true;
+
+// Norms whose powers can overflow or vanish: not those of float32 with small exponents, whose powers are float64.
+template <class R>
+constexpr bool may_leave_range = false;
+template <class T, int kExponent>
+constexpr bool may_leave_range<LpNorm<T, kExponent>> = !std::is_same_v<T, float> || kExponent == 0;
+
+// What windows cover along one axis, and its factors of their divisors, looked up rather than computed for every row.
+struct AxisTable {
+    std::vector<Range> taps;
+    std::vector<double> factors;  // float64: three axes of huge windows have more taps than int64 can count
+
+    AxisTable(const Axis& axis, Divisor divisor) {
+        taps.reserve(axis.output);
+        factors.reserve(axis.output);
+        for (int64_t output = 0; output < axis.output; ++output) {
+            taps.push_back(data_taps(axis, output));
+            factors.push_back(static_cast<double>(counted_taps(axis, output, divisor)));
+        }
+    }
+};
+
+inline std::vector<AxisTable> axis_tables(const Call& call) {
+    std::vector<AxisTable> tables;
+    for (int a = 0; a < call.geometry.rank; ++a) tables.emplace_back(call.geometry.axes[a], call.parameters.divisor);
+    return tables;
+}
+
+// Visits the rows of an output plane: row(outer coordinates, number of the row, its offset).
+template <class Row>
+inline void for_each_output_row(const Geometry& geometry, const int64_t* strides, const Row& row) {
+    Range all[kMaxSpatialRank];
+    for (int a = 0; a + 1 < geometry.rank; ++a) all[a] = {0, geometry.axes[a].output, 1};
+    all[geometry.rank - 1] = {0, 1, 1};
+    int64_t number = 0;
+    for_each_row<1>(all, geometry.rank, {strides},
+                    [&](const int64_t (&offsets)[1], const int64_t* outer) { row(outer, number++, offsets[0]); });
+}

@@ -1,0 +1,261 @@
+// Part of kernels.inl: see there.
+// Vectors of lanes: neighbouring elements in memory belong to as many channels, or planes, at the same position. The
+// channels of a channels-last tensor are lanes as they are; planes of contiguous tensors are packed into lanes.
+
+// Sums over the outer axes, of a part of a row that stays in the first-level cache.
+constexpr int64_t kRowBufferBytes = 16384;
+
+// Rows of the output, of some lanes: those next to each other in memory, at the addresses given.
+template <class R>
+class LaneRows {
+public:
+    using T = typename R::Element;
+    using Accumulator = typename R::Accumulator;
+
+    LaneRows(const R& reduction, const Call& call)
+        : reduction_(reduction),
+          rank_(call.geometry.rank),
+          axis_(call.geometry.axes[rank_ - 1]),
+          tables_(axis_tables(call)),
+          divisors_(axis_.output),
+          level_count_(slides(axis_) ? level_count(std::min(axis_.kernel, axis_.input)) : 1),
+          is_separable_(!R::kInOrder && is_separable(call.geometry)),
+          outer_reduction_(reduction, call.geometry, tables_) {}
+
+    // The lanes whose rows are asked for next, and the strides of their spatial axes.
+    void set_lanes(const T* x, const int64_t* x_strides, int64_t lanes) {
+        x_ = x;
+        x_strides_ = x_strides;
+        lanes_ = lanes;
+        if (is_separable_) reduced_rows_ = outer_reduction_.compute(x, x_strides, lanes);
+    }
+
+    // The row at the coordinates `outer` along all spatial axes but the last, the row_index-th of the plane. y_step is
+    // the stride of the last one.
+    void compute(const int64_t* outer, int64_t row_index, T* y, int64_t y_step) {
+        double factor = 1;
+        for (int a = 0; a + 1 < rank_; ++a) {
+            taps_[a] = tables_[a].taps[outer[a]];
+            factor *= tables_[a].factors[outer[a]];
+        }
+        set_divisors(factor);
+        const int64_t x_step = x_strides_[rank_ - 1];
+        if (is_separable_) {
+            const Accumulator* row = reduced_rows_ + row_index * axis_.input * lanes_;
+            return along_row(&row, 1, lanes_, AsItIs<Accumulator>(), y, y_step);
+        }
+        if constexpr (R::kInOrder) {
+            for (int64_t output = 0; output < axis_.output; ++output) {
+                if (divisors_[output] == 0) {
+                    std::fill_n(y + output * y_step, lanes_, reduction_.empty());
+                    continue;
+                }
+                taps_[rank_ - 1] = tables_[rank_ - 1].taps[output];
+                gather_taps();
+                finish(elements_.data(), elements_.size(), 1, output, Lift<R>{reduction_}, y + output * y_step);
+            }
+        } else {
+            taps_[rank_ - 1] = {0, 1, 1};
+            gather_taps();
+            along_row(elements_.data(), static_cast<int64_t>(elements_.size()), x_step, Lift<R>{reduction_}, y, y_step);
+        }
+    }
+
+    // The windows of the last row that need the slow way: again(taps, output, lane).
+    template <class Redo>
+    void redo(const Redo& again) {
+        for (const auto& [output, lane] : out_of_range_) {
+            taps_[rank_ - 1] = tables_[rank_ - 1].taps[output];
+            again(taps_, output, lane);
+        }
+        out_of_range_.clear();
+    }
+
+private:
+    void set_divisors(double factor) {
+        if (factor == divided_for_) return;
+        divided_for_ = factor;
+        const std::vector<double>& own = tables_[rank_ - 1].factors;
+        for (int64_t output = 0; output < axis_.output; ++output) divisors_[output] = factor * own[output];
+    }
+
+    // The elements at taps_, in row-major order.
+    void gather_taps() {
+        const Range& along = taps_[rank_ - 1];
+        const int64_t step = along.step * x_strides_[rank_ - 1];
+        elements_.clear();
+        for_each_row<1>(taps_, rank_, {x_strides_}, [&](const int64_t (&offsets)[1], const int64_t*) {
+            for (int64_t i = 0; i < along.count; ++i) elements_.push_back(x_ + offsets[0] + i * step);
+        });
+    }
+
+    // Combines rows, whose positions are x_step apart, and then what that gives along the row.
+    template <class Take>
+    void along_row(const typename Take::Source* const* rows, int64_t count, int64_t x_step, const Take& take, T* y,
+                   int64_t y_step) {
+        // One row whose elements cost nothing to look at need not be copied.
+        const bool in_place =
+            count == 1 && level_count_ == 1 && (std::is_same_v<typename Take::Source, Accumulator> || !is_norm<R>);
+        const std::vector<Range>& windows = tables_[rank_ - 1].taps;
+        int64_t buffer_end = 0;  // the buffer holds the columns buffer_begin ... buffer_end - 1
+        int64_t buffer_begin = 0;
+        for (int64_t output = 0; output < axis_.output;) {
+            const Range& taps = windows[output];
+            if (divisors_[output] == 0) {
+                std::fill_n(y + output * y_step, lanes_, reduction_.empty());
+                ++output;
+                continue;
+            }
+            const int64_t last = taps.begin + (taps.count - 1) * taps.step;
+            if (!in_place && (taps.begin < buffer_begin || last >= buffer_end)) {
+                const int64_t room = kRowBufferBytes / static_cast<int64_t>(sizeof(Accumulator)) / lanes_;
+                // A later window with dilation may begin a little earlier.
+                buffer_begin = level_count_ > 1 ? 0 : std::max<int64_t>(0, taps.begin - axis_.dilation + 1);
+                buffer_end =
+                    level_count_ > 1 ? axis_.input : std::min(axis_.input, std::max(last + 1, buffer_begin + room));
+                fill_buffer(rows, count, buffer_begin, buffer_end, x_step, take);
+            }
+            // Windows one element apart are one run in memory.
+            const int64_t available = in_place ? axis_.input : buffer_end;
+            int64_t run = 1;
+            if (axis_.stride == 1 && y_step == lanes_ && (!in_place || x_step == lanes_)) {
+                while (output + run < axis_.output && windows[output + run].begin == taps.begin + run &&
+                       windows[output + run].count == taps.count && last + run < available &&
+                       divisors_[output + run] == divisors_[output]) {
+                    ++run;
+                }
+            }
+            T* target = y + output * y_step;
+            if (in_place) {
+                sources<Take>().clear();
+                for (int64_t i = 0; i < taps.count; ++i) {
+                    sources<Take>().push_back(rows[0] + (taps.begin + i * taps.step) * x_step);
+                }
+                finish(sources<Take>().data(), taps.count, run, output, take, target);
+            } else {
+                pieces_.clear();
+                const auto piece = [&](int64_t level, int64_t position) {
+                    pieces_.push_back(buffer_.data() + (level * axis_.input + position - buffer_begin) * lanes_);
+                };
+                if (level_count_ > 1) {
+                    for_each_piece<kMayOverlap<R>>(taps, piece);
+                } else {
+                    for (int64_t i = 0; i < taps.count; ++i) piece(0, taps.begin + i * taps.step);
+                }
+                finish(pieces_.data(), pieces_.size(), run, output, AsItIs<Accumulator>(), target);
+            }
+            output += run;
+        }
+    }
+
+    template <class Take>
+    auto& sources() {
+        if constexpr (std::is_same_v<typename Take::Source, Accumulator>) {
+            return pieces_;
+        } else {
+            return elements_in_place_;
+        }
+    }
+
+    template <class Take>
+    void fill_buffer(const typename Take::Source* const* rows, int64_t count, int64_t begin, int64_t end,
+                     int64_t x_step, const Take& take) {
+        const int64_t columns = end - begin;
+        buffer_.resize(std::max<size_t>(buffer_.size(), level_count_ * columns * lanes_));
+        const bool one_run = x_step == lanes_;
+        std::vector<const typename Take::Source*> shifted(rows, rows + count);
+        for (auto& row : shifted) row += begin * x_step;
+        for (int64_t column = 0; column < (one_run ? 1 : columns); ++column) {
+            combine_taps(combiner_of(reduction_), shifted.data(), count, one_run ? columns * lanes_ : lanes_, take,
+                         Keep<Accumulator>{buffer_.data() + column * lanes_});
+            for (auto& row : shifted) row += x_step;
+        }
+        build_levels(combiner_of(reduction_), buffer_.data(), level_count_, columns, axis_.dilation, lanes_);
+    }
+
+    // The results of `run` windows from `output` on.
+    template <class Take>
+    void finish(const typename Take::Source* const* taps, int64_t count, int64_t run, int64_t output, const Take& take,
+                T* y) {
+        const int64_t size = lanes_ * run;
+        const Finish<R> finish{reduction_, y, static_cast<Accumulator>(divisors_[output])};
+        if constexpr (may_leave_range<R>) {
+            sums_.resize(std::max<size_t>(sums_.size(), size));
+            combine_taps(combiner_of(reduction_), taps, count, size, take, Keep<Accumulator>{sums_.data()});
+            if (!finish_sums(reduction_, sums_.data(), size, finish)) return;
+            for (int64_t i = 0; i < size; ++i) {
+                if (reduction_.out_of_range(sums_[i])) out_of_range_.push_back({output + i / lanes_, i % lanes_});
+            }
+        } else {
+            combine_taps(combiner_of(reduction_), taps, count, size, take, finish);
+        }
+    }
+
+    const R& reduction_;
+    const int rank_;
+    const Axis& axis_;
+    const std::vector<AxisTable> tables_;
+    std::vector<double> divisors_;
+    double divided_for_ = -1;
+    const int64_t level_count_;  // of the last axis
+    const bool is_separable_;
+    OuterReduction<R> outer_reduction_;
+
+    const T* x_ = nullptr;
+    const int64_t* x_strides_ = nullptr;
+    int64_t lanes_ = 0;
+    const Accumulator* reduced_rows_ = nullptr;
+
+    Range taps_[kMaxSpatialRank];
+    std::vector<const T*> elements_, elements_in_place_;
+    std::vector<const Accumulator*> pieces_;
+    std::vector<Accumulator> buffer_, sums_;
+    std::vector<std::pair<int64_t, int64_t>> out_of_range_;  // outputs and lanes
+};
+
+// Units are blocks of channels of an image.
+template <class R>
+void forward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
+    using T = typename R::Element;
+    const R reduction(call.parameters);
+    const Geometry& geometry = call.geometry;
+    const int last = geometry.rank - 1;
+    LaneRows<R> rows(reduction, call);
+    const int64_t block = lanes_per_row(call), blocks = ceil_div(geometry.channels, block);
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t image = unit / blocks, channel = unit % blocks * block;
+        const T* x = static_cast<const T*>(call.x.data) + image * call.x.strides[0] + channel;
+        T* y = static_cast<T*>(call.y.data) + image * call.y.strides[0] + channel;
+        rows.set_lanes(x, call.x.strides + 2, std::min(block, geometry.channels - channel));
+        for_each_output_row(geometry, call.y.strides + 2, [&](const int64_t* outer, int64_t row, int64_t offset) {
+            T* y_row = y + offset;
+            rows.compute(outer, row, y_row, call.y.strides[2 + last]);
+            if constexpr (may_leave_range<R>) {
+                rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
+                    y_row[output * call.y.strides[2 + last] + lane] = rescaled_norm<T>(call, taps, x + lane);
+                });
+            }
+        });
+    }
+}
+
+// Units are rows of such blocks.
+template <class R>
+void forward_channels(const Call& call, int64_t begin, int64_t end) {
+    using T = typename R::Element;
+    const R reduction(call.parameters);
+    const int last = call.geometry.rank - 1;
+    LaneRows<R> rows(reduction, call);
+    RowPosition position(call, begin, [](const Axis& axis) { return axis.output; });
+    for (int64_t unit = begin; unit < end; ++unit, position.advance()) {
+        const T* x = plane_of<const T>(call.x, position);
+        T* y = row_of<T>(call.y, position, call.geometry.rank);
+        rows.set_lanes(x, call.x.strides + 2, position.lanes);
+        rows.compute(position.outer, 0, y, call.y.strides[2 + last]);
+        if constexpr (may_leave_range<R>) {
+            rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
+                y[output * call.y.strides[2 + last] + lane] = rescaled_norm<T>(call, taps, x + lane);
+            });
+        }
+    }
+}

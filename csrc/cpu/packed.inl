@@ -1,0 +1,89 @@
+// Part of kernels.inl: see there.
+// Small planes: rows would fill no vector, so that as many planes as a vector has lanes are packed side by side.
+
+template <class R>
+constexpr int64_t kPackedPlanes = 64 / sizeof(typename R::Accumulator) > 16 ? 64 / sizeof(typename R::Accumulator) : 16;
+
+// Blocks of this many rows and columns are transposed in registers.
+template <class T>
+constexpr int kTransposed = std::min<int>(16, ONNXPOOL_VECTOR_BYTES / sizeof(T));
+
+// target[j * target_step + i] = source[i * source_step + j] for a block.
+template <class T>
+inline void transpose_block(const T* source, int64_t source_step, T* target, int64_t target_step) {
+    constexpr int count = kTransposed<T>;
+    BitsVector<T, count> rows[count], shuffled[count];
+#pragma GCC unroll 16
+    for (int i = 0; i < count; ++i) std::memcpy(&rows[i], source + i * source_step, sizeof(rows[i]));
+    // After log2(count) perfect shuffles rows have become columns.
+#pragma GCC unroll 4
+    for (int size = count; size > 1; size /= 2) {
+#pragma GCC unroll 16
+        for (int i = 0; i < count / 2; ++i) {
+            shuffled[2 * i] = interleave<0>(rows[i], rows[i + count / 2]);
+            shuffled[2 * i + 1] = interleave<count / 2>(rows[i], rows[i + count / 2]);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < count; ++i) rows[i] = shuffled[i];
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < count; ++i) std::memcpy(target + i * target_step, &rows[i], sizeof(rows[i]));
+}
+
+template <class T>
+void transpose(const T* source, int64_t source_step, T* target, int64_t target_step, int64_t rows, int64_t columns) {
+    constexpr int64_t count = kTransposed<T>;
+    if (rows < count || columns < count) {
+        for (int64_t i = 0; i < rows; ++i) {
+            for (int64_t j = 0; j < columns; ++j) target[j * target_step + i] = source[i * source_step + j];
+        }
+        return;
+    }
+    for (int64_t row = 0; row < rows; row += count) {
+        const int64_t i = std::min(row, rows - count);
+        for (int64_t column = 0; column < columns; column += count) {  // the last block may overlap
+            const int64_t j = std::min(column, columns - count);
+            transpose_block(source + i * source_step + j, source_step, target + j * target_step + i, target_step);
+        }
+    }
+}
+
+// A unit is a group of planes, neighbours in the numbering n * C + c.
+template <class R>
+void forward_packed(const Call& call, int64_t begin, int64_t end) {
+    using T = typename R::Element;
+    constexpr int64_t lanes = kPackedPlanes<R>;
+    const R reduction(call.parameters);
+    const Geometry& geometry = call.geometry;
+    LaneRows<R> rows(reduction, call);
+
+    int64_t x_strides[kMaxSpatialRank], y_strides[kMaxSpatialRank];
+    int64_t x_size = 1, y_size = 1;
+    for (int a = geometry.rank - 1; a >= 0; --a) {
+        x_strides[a] = x_size * lanes;
+        y_strides[a] = y_size * lanes;
+        x_size *= geometry.axes[a].input;
+        y_size *= geometry.axes[a].output;
+    }
+    std::vector<T> x(x_size * lanes), y(y_size * lanes);
+
+    for (int64_t group = begin; group < end; ++group) {
+        const int64_t first_plane = group * lanes;
+        const int64_t planes = std::min(lanes, geometry.batch * geometry.channels - first_plane);
+        const T* source = static_cast<const T*>(call.x.data) + first_plane * call.x.strides[1];
+        T* target = static_cast<T*>(call.y.data) + first_plane * call.y.strides[1];
+        transpose(source, call.x.strides[1], x.data(), lanes, planes, x_size);
+        rows.set_lanes(x.data(), x_strides, lanes);
+        for_each_output_row(geometry, y_strides, [&](const int64_t* outer, int64_t row, int64_t offset) {
+            T* y_row = y.data() + offset;
+            rows.compute(outer, row, y_row, lanes);
+            if constexpr (may_leave_range<R>) {
+                rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
+                    if (lane >= planes) return;
+                    y_row[output * lanes + lane] = rescaled_norm<T>(call, taps, source + lane * call.x.strides[1]);
+                });
+            }
+        });
+        transpose(y.data(), lanes, target, call.y.strides[1], y_size, planes);
+    }
+}

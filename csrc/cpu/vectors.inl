@@ -1,0 +1,114 @@
+// Part of kernels.inl: see there.
+// Between memory and the vectors that reductions compute with.
+
+// As many accumulators as a register holds.
+template <class A>
+constexpr int kLanes = ONNXPOOL_VECTOR_BYTES / sizeof(A);
+
+template <class V>
+constexpr int lanes_of = is_vector<V> ? sizeof(V) / sizeof(number_t<V>) : 1;
+
+template <class T, int kCount>
+using BitsVector = Vector<unsigned_t<T>, kCount>;
+
+// The conversions of element_types.h for vectors; float16's by the processor's own instructions, where it has them.
+template <class T, class Bits>
+inline auto floats_of(Bits bits) {
+    using Floats = with_numbers_t<float, Bits>;
+    if constexpr (std::is_same_v<T, BFloat16>) {
+        return reinterpret<Floats>(convert<uint32_t>(bits) << 16);
+#if defined(__AVX512F__)
+    } else if constexpr (sizeof(Floats) == 64) {
+        return (Floats)_mm512_cvtph_ps((__m256i)bits);
+#endif
+#if defined(__F16C__)
+    } else if constexpr (sizeof(Floats) == 32) {
+        return (Floats)_mm256_cvtph_ps((__m128i)bits);
+#endif
+    } else {
+        const auto wide = convert<uint32_t>(bits);
+        const auto size = (wide & 0x7fffu) << 13;
+        const auto finite = bits_of(reinterpret<Floats>(size) * 0x1p112f);
+        return reinterpret<Floats>((wide & 0x8000u) << 16 | (size >= 0x0f800000u ? size | 0x7f800000u : finite));
+    }
+}
+
+template <class T, class Floats>
+inline auto halves_of(Floats value) {
+    const auto bits = bits_of(value);
+    const decltype(bits_of(value)) zero{};
+    if constexpr (std::is_same_v<T, BFloat16>) {
+        const auto rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+        return convert<uint16_t>(value != value ? zero + 0x7fc0u : rounded);
+    } else {
+        const auto sign = (bits >> 16) & 0x8000u;
+        const auto size = bits & 0x7fffffffu;
+#if defined(__AVX512F__)
+        if constexpr (sizeof(Floats) == 64) {
+            const auto half = _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT);
+            const auto rounded = convert<uint32_t>((with_numbers_t<uint16_t, Floats>)half);
+            return convert<uint16_t>(value != value ? sign | 0x7e00u : rounded);
+        }
+#elif defined(__F16C__)
+        if constexpr (sizeof(Floats) == 32) {
+            const auto half = _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT);
+            const auto rounded = convert<uint32_t>((with_numbers_t<uint16_t, Floats>)half);
+            return convert<uint16_t>(value != value ? sign | 0x7e00u : rounded);
+        }
+#endif
+        const auto subnormal = bits_of(reinterpret<Floats>(size) + 0.5f) - 0x3f000000u;
+        const auto normal = (size - 0x38000000u + 0xfffu + ((size >> 13) & 1u)) >> 13;
+        const auto finite = size < 0x38800000u ? subnormal : normal;
+        const auto rounded = size >= 0x477ff000u ? zero + 0x7c00u : finite;
+        return convert<uint16_t>(sign | (value != value ? zero + 0x7e00u : rounded));
+    }
+}
+
+// kCount elements as values, or one.
+template <int kCount, class T>
+inline auto load(const T* source) {
+    if constexpr (kCount == 1) {
+        return static_cast<comparable_t<T>>(*source);
+    } else if constexpr (is_half_precision<T>) {
+        BitsVector<T, kCount> bits;
+        std::memcpy(&bits, source, sizeof(bits));
+        return floats_of<T>(bits);
+    } else {
+        Vector<T, kCount> values;
+        std::memcpy(&values, source, sizeof(values));
+        return values;
+    }
+}
+
+template <class T, class V>
+inline void store(T* target, V values) {
+    if constexpr (!is_vector<V>) {
+        *target = static_cast<T>(values);
+    } else if constexpr (is_half_precision<T>) {
+        const auto bits = halves_of<T>(values);
+        std::memcpy(target, &bits, sizeof(bits));
+    } else {
+        static_assert(std::is_same_v<number_t<V>, T>);
+        std::memcpy(target, &values, sizeof(values));
+    }
+}
+
+// Numbers 0, 2, 4, ... of first and second together.
+template <class V, int... i>
+inline V every_second(V first, V second, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(first, second, 2 * i...);
+}
+template <class V>
+inline V every_second(V first, V second) {
+    return every_second(first, second, std::make_integer_sequence<int, lanes_of<V>>());
+}
+
+// first[k], second[k], first[k + 1], second[k + 1], ... from k = kBegin on.
+template <int kBegin, class V, int... i>
+inline V interleave(V first, V second, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(first, second, (kBegin + i / 2 + i % 2 * lanes_of<V>)...);
+}
+template <int kBegin, class V>
+inline V interleave(V first, V second) {
+    return interleave<kBegin>(first, second, std::make_integer_sequence<int, lanes_of<V>>());
+}

@@ -1,0 +1,317 @@
+// The reductions of reductions.h, which includes this file for single elements. The CPU kernels include it again, once
+// for each instruction set, in a namespace and with a target of its own, for vectors of elements.
+
+// What most reductions are; they say where they differ.
+struct PlainReduction {
+    static constexpr bool kIndexed = false;
+    static constexpr bool kDivides = false;
+    static constexpr bool kDifferentiable = false;
+    static constexpr bool kGradientNeedsData = false;
+    static constexpr bool kInOrder = false;
+};
+
+// Accumulators that add up.
+template <class A>
+struct Sum : PlainReduction {
+    using Accumulator = A;
+
+    ONNXPOOL_HOST_DEVICE Accumulator identity() const { return 0; }
+    template <class V>
+    ONNXPOOL_HOST_DEVICE V combine(V a, V b) const {
+        return a + b;
+    }
+};
+
+// Accumulators of which the larger one stays; NaN if there is one. The first one where they are equal.
+template <class A>
+struct Largest : PlainReduction {
+    using Accumulator = A;
+
+    ONNXPOOL_HOST_DEVICE Accumulator identity() const {
+        using Limits = std::numeric_limits<Accumulator>;
+        return Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
+    }
+    template <class V>
+    ONNXPOOL_HOST_DEVICE V combine(V a, V b) const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        if constexpr (std::is_same_v<V, float>) {  // one instruction
+            float larger;
+            asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+            return larger;
+        }
+#endif
+        const V larger = b > a ? b : a;  // two selections rather than one condition: no branch
+        return b != b ? b : larger;
+    }
+};
+
+// sum of data / number of data (with count_include_pad: of data and declared padding).
+template <class T, class A = accumulator_t<T>>
+struct Average : Sum<A> {
+    using Element = T;
+    using typename Sum<A>::Accumulator;
+    static constexpr bool kDivides = true;
+    static constexpr bool kDifferentiable = true;
+
+    ONNXPOOL_HOST_DEVICE explicit Average(const Parameters&) {}
+
+    template <class V>
+    ONNXPOOL_HOST_DEVICE auto lift(V x) const {
+        return convert<Accumulator>(x);
+    }
+    template <class V>
+    ONNXPOOL_HOST_DEVICE auto finish(V mean) const {
+        return convert<T>(mean);
+    }
+    ONNXPOOL_HOST_DEVICE T empty() const { return static_cast<T>(Accumulator(0)); }
+    ONNXPOOL_HOST_DEVICE Accumulator gradient(Accumulator grad_y, Accumulator, Accumulator) const { return grad_y; }
+};
+
+// The k-th root of a number >= 0 for k = 2, 3, 4, without a division or a call, so that loops can be vectorised: good
+// to 1e-14 in float64, to float32's last bits in float32. Not for subnormal numbers.
+template <int k, class V>
+ONNXPOOL_HOST_DEVICE inline V root_of(V x) {
+    using A = number_t<V>;
+    // y = x^(-1/k), first by dividing the exponent by -k: within 3.5 %. Then y (1 - r)^(-1/k) for r = 1 - x y^k, by the
+    // beginning of its binomial series.
+    V y;
+    if constexpr (std::is_same_v<A, double>) {
+        constexpr uint64_t magic = k == 2 ? 0x5fe6ec57 : k == 3 ? 0x553ef0d9 : 0x4feb0be1;
+        const auto high = bits_of(x) >> 32;
+        y = reinterpret<V>((magic - (k == 2 ? high >> 1 : k == 4 ? high >> 2 : (high * 0xaaaaaaabu) >> 33)) << 32);
+    } else {
+        constexpr uint32_t magic = k == 2 ? 0x5f3762b7 : k == 3 ? 0x54a2316d : 0x4f585f07;
+        y = reinterpret<V>(magic - bits_of(x) / static_cast<uint32_t>(k));
+    }
+    constexpr A c1 = A(1) / k, c2 = c1 * (c1 + 1) / 2, c3 = c2 * (c1 + 2) / 3;
+    const auto residual = [x](V inverse) {
+        const V square = inverse * inverse;
+        return 1 - x * (k == 2 ? square : k == 3 ? square * inverse : square * square);
+    };
+    V r = residual(y);
+    y = y + y * (r * (c1 + r * (c2 + r * c3)));
+    r = residual(y);
+    y = y + y * (r * (c1 + r * c2));
+    const V root = x * (k == 2 ? y : k == 3 ? y * y : y * y * y);
+    return (x > 0) & (x <= std::numeric_limits<A>::max()) ? root : x;  // 0, infinity and NaN are their own roots
+}
+
+// (sum over data of |x|^p)^(1/p). kExponent is p where a kernel is made for it, or 0.
+template <class T, int kExponent = 0>
+struct LpNorm : Sum<wide_accumulator_t<T>> {
+    using Element = T;
+    using typename Sum<wide_accumulator_t<T>>::Accumulator;
+    static constexpr bool kDifferentiable = true;
+    static constexpr bool kGradientNeedsData = true;
+
+    // Sums from here on have lost nothing that matters to powers below the smallest normal number.
+    static constexpr Accumulator kSmallestSafeSum =
+        std::numeric_limits<Accumulator>::min() / (std::numeric_limits<Accumulator>::epsilon() / (1 << 24));
+
+    Accumulator p;
+    bool no_power_vanishes;  // then a sum of 0 means that all data are 0
+
+    ONNXPOOL_HOST_DEVICE explicit LpNorm(const Parameters& parameters)
+        : p(static_cast<Accumulator>(parameters.p)),
+          no_power_vanishes(power(static_cast<Accumulator>(smallest_magnitude<T>())) >= kSmallestSafeSum) {}
+
+    template <class V>
+    ONNXPOOL_HOST_DEVICE auto lift(V x) const {
+        return power(magnitude(convert<Accumulator>(x)));
+    }
+    template <class V>
+    ONNXPOOL_HOST_DEVICE auto finish(V sum) const {
+        return convert<T>(root(sum));
+    }
+    ONNXPOOL_HOST_DEVICE T empty() const { return static_cast<T>(Accumulator(0)); }
+
+    // Whether powers may have overflowed or vanished on the way to a representable result. Then the window is computed
+    // again, with every |x| divided by the largest one (see ScaledLpNorm).
+    ONNXPOOL_HOST_DEVICE bool out_of_range(Accumulator sum) const {
+        const bool safe = sum >= kSmallestSafeSum && sum <= std::numeric_limits<Accumulator>::max();
+        return !(safe || (sum == 0 && no_power_vanishes));
+    }
+
+    // sign(x) * (|x| / y)^(p-1), the derivative of y by x; 0 where y = 0, and sign(0) = 0.
+    ONNXPOOL_HOST_DEVICE Accumulator gradient(Accumulator grad_y, Accumulator x, Accumulator y) const {
+        if (y == 0) return 0;
+        const Accumulator sign = x > 0 ? Accumulator(1) : x < 0 ? Accumulator(-1) : x;
+        const Accumulator ratio = std::abs(x) / y;
+        if (is(1)) return grad_y * sign;
+        if (is(2)) return grad_y * (sign * ratio);
+        if (is(3)) return grad_y * (sign * (ratio * ratio));
+        if (is(4)) return grad_y * (sign * (ratio * ratio * ratio));
+        return grad_y * (sign * std::pow(ratio, p - 1));
+    }
+
+    template <class V>
+    ONNXPOOL_HOST_DEVICE V power(V base) const {
+        if (is(1)) return base;
+        if (is(2)) return base * base;
+        if (is(3)) return base * base * base;
+        if (is(4)) return (base * base) * (base * base);
+        return for_each_number(base, [this](Accumulator x) { return std::pow(x, p); });
+    }
+
+    template <class V>
+    ONNXPOOL_HOST_DEVICE V root(V sum) const {
+        if (is(1)) return sum;
+#if !defined(__CUDA_ARCH__)
+        if constexpr (!std::is_same_v<T, double>) {
+            if (is(2)) return root_of<2>(sum);
+            if (is(3)) return root_of<3>(sum);
+            if (is(4)) return root_of<4>(sum);
+        }
+#endif
+        return for_each_number(sum, [this](Accumulator x) { return library_root(x); });
+    }
+
+    ONNXPOOL_HOST_DEVICE Accumulator library_root(Accumulator sum) const {
+        if (is(2)) return std::sqrt(sum);
+        if (is(3)) return std::cbrt(sum);
+        if (is(4)) return std::sqrt(std::sqrt(sum));
+        const Accumulator root = std::pow(sum, 1 / p);
+        if constexpr (!std::is_same_v<T, double>) return root;
+        // The rounded exponent 1/p costs |log(sum)| / p units in the last place: one Newton step gives them back.
+        const Accumulator correction = (std::pow(root, p) / sum - 1) / p;
+        return std::isfinite(correction) ? root - root * correction : root;
+    }
+
+    ONNXPOOL_HOST_DEVICE bool is(int exponent) const { return kExponent ? kExponent == exponent : p == exponent; }
+};
+
+// The p-norm of data divided by `scale`, the largest magnitude among them, times `scale`: no power overflows, and those
+// that vanish do not matter. Always in float64.
+template <class T>
+struct ScaledLpNorm : Sum<double> {
+    using Element = T;
+
+    LpNorm<double> norm;
+    double scale;
+
+    ONNXPOOL_HOST_DEVICE ScaledLpNorm(const Parameters& parameters, double scale) : norm(parameters), scale(scale) {}
+
+    template <class V>
+    ONNXPOOL_HOST_DEVICE double lift(V x) const {
+        return norm.lift(static_cast<double>(static_cast<comparable_t<T>>(x)) / scale);
+    }
+    ONNXPOOL_HOST_DEVICE T finish(double sum) const {
+        return static_cast<T>(static_cast<comparable_t<T>>(scale * norm.root(sum)));
+    }
+};
+
+// The largest magnitude of the data; NaN if there is one.
+template <class T>
+struct LargestMagnitude : Largest<comparable_t<T>> {
+    using Element = T;
+    using typename Largest<comparable_t<T>>::Accumulator;
+
+    template <class V>
+    ONNXPOOL_HOST_DEVICE Accumulator lift(V x) const {
+        return magnitude(static_cast<Accumulator>(x));
+    }
+};
+
+// The maximum of the data; NaN if there is one.
+template <class T>
+struct Max : Largest<comparable_t<T>> {
+    using Element = T;
+    using typename Largest<comparable_t<T>>::Accumulator;
+
+    ONNXPOOL_HOST_DEVICE explicit Max(const Parameters&) {}
+
+    template <class V>
+    ONNXPOOL_HOST_DEVICE auto lift(V x) const {
+        return convert<Accumulator>(x);
+    }
+    template <class V>
+    ONNXPOOL_HOST_DEVICE auto finish(V maximum) const {
+        return convert<T>(maximum);
+    }
+    ONNXPOOL_HOST_DEVICE T empty() const { return static_cast<T>(lowest_finite<T>()); }
+};
+
+// The maximum and where it is first reached (the first NaN, if there is one); index -1 where there are no data.
+template <class T>
+struct MaxWithIndex : PlainReduction {
+    struct Accumulator {
+        comparable_t<T> value;
+        int64_t index;
+    };
+    using Element = T;
+    static constexpr bool kIndexed = true;
+    static constexpr bool kDifferentiable = !std::is_integral_v<T>;
+
+    ONNXPOOL_HOST_DEVICE explicit MaxWithIndex(const Parameters&) {}
+
+    ONNXPOOL_HOST_DEVICE Accumulator identity() const { return {lowest_finite<T>(), -1}; }
+    ONNXPOOL_HOST_DEVICE Accumulator lift(T x, int64_t index) const { return {static_cast<comparable_t<T>>(x), index}; }
+    ONNXPOOL_HOST_DEVICE Accumulator combine(const Accumulator& a, const Accumulator& b) const {
+        const bool first_nan = b.value != b.value && a.value == a.value;
+        return b.value > a.value || first_nan || a.index < 0 ? b : a;
+    }
+    ONNXPOOL_HOST_DEVICE T finish(const Accumulator& best) const { return static_cast<T>(best.value); }
+    ONNXPOOL_HOST_DEVICE T empty() const { return static_cast<T>(lowest_finite<T>()); }
+};
+
+// The integer nearest to `value` (halves to even) plus `offset`, saturated to T.
+template <class T, class V>
+ONNXPOOL_HOST_DEVICE inline auto saturate(V value, int32_t offset) {
+    const auto lowest = static_cast<float>(std::numeric_limits<T>::min() - offset);
+    const auto highest = static_cast<float>(std::numeric_limits<T>::max() - offset);
+    const V clamped = value < lowest ? lowest : value > highest ? highest : value;
+    constexpr float units_only = 0x1.8p23f;  // numbers of this size have no fractions left
+    const V nearest = (clamped + units_only) - units_only;
+    return convert<T>(convert<int32_t>(nearest) + offset);
+}
+
+// com.microsoft QLinearGlobalAveragePool. The order of the float32 operations and roundings is onnxruntime's, bit for
+// bit.
+template <class T>
+struct QuantizedGlobalAverage : Sum<uint32_t> {  // wraps modulo 2^32
+    using Element = T;
+
+    uint32_t sum_of_zero_points;
+    float scale;
+    int32_t y_zero_point;
+
+    ONNXPOOL_HOST_DEVICE explicit QuantizedGlobalAverage(const Parameters& parameters)
+        : sum_of_zero_points(static_cast<uint32_t>(parameters.x_zero_point) *
+                             static_cast<uint32_t>(parameters.plane_size)),
+          scale(requantization_scale(parameters)),
+          y_zero_point(parameters.y_zero_point) {}
+
+    template <class V>
+    ONNXPOOL_HOST_DEVICE auto lift(V x) const {
+        return convert<uint32_t>(convert<int32_t>(x));
+    }
+    template <class V>
+    ONNXPOOL_HOST_DEVICE auto finish(V sum) const {
+        const auto centered = convert<int32_t>(sum - sum_of_zero_points);
+        return saturate<T>(convert<float>(centered) * scale, y_zero_point);
+    }
+    ONNXPOOL_HOST_DEVICE T empty() const { return static_cast<T>(y_zero_point); }
+};
+
+// com.microsoft QLinearAveragePool: dequantised, averaged and quantised in float32, as onnxruntime does. Its data have
+// to be added one after the other in row-major order.
+template <class T>
+struct QuantizedAverage : Sum<float> {
+    using Element = T;
+    static constexpr bool kDivides = true;
+    static constexpr bool kInOrder = true;
+
+    Parameters parameters;
+
+    ONNXPOOL_HOST_DEVICE explicit QuantizedAverage(const Parameters& parameters) : parameters(parameters) {}
+
+    template <class V>
+    ONNXPOOL_HOST_DEVICE auto lift(V x) const {
+        return parameters.x_scale * convert<float>(convert<int32_t>(x) - parameters.x_zero_point);
+    }
+    template <class V>
+    ONNXPOOL_HOST_DEVICE auto finish(V mean) const {
+        return saturate<T>(mean / parameters.y_scale + static_cast<float>(parameters.y_zero_point), 0);
+    }
+    ONNXPOOL_HOST_DEVICE T empty() const { return static_cast<T>(parameters.y_zero_point); }
+};

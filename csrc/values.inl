@@ -1,0 +1,91 @@
+// The values that reductions compute with: numbers and, for the CPU kernels, vectors of them. Both know + - * /,
+// comparisons and ?: by themselves; what else is needed stands here, once for both. Included like reductions.inl.
+
+template <class V>
+constexpr bool is_vector = !std::is_scalar_v<V> && !is_half_precision<V>;
+
+template <class V, bool = is_vector<V>>
+struct Shape {  // of a number
+    using Number = V;
+    template <class To>
+    using With = To;
+};
+
+#if !defined(__CUDACC__)
+
+// kCount numbers. Half-precision numbers are float32 there, from load() to store().
+template <class T, int kCount>
+struct VectorOf {
+    typedef comparable_t<T> type __attribute__((vector_size(kCount * sizeof(comparable_t<T>))));
+};
+template <class T, int kCount>
+using Vector = typename VectorOf<T, kCount>::type;
+
+template <class V>
+struct Shape<V, true> {
+    using Number = std::remove_cv_t<std::remove_reference_t<decltype(std::declval<V>()[0])>>;
+    static constexpr int kCount = sizeof(V) / sizeof(Number);
+    template <class To>
+    using With = Vector<To, kCount>;
+};
+
+#endif
+
+template <class T>
+using unsigned_t = std::conditional_t<
+    sizeof(T) == 8, uint64_t,
+    std::conditional_t<sizeof(T) == 4, uint32_t, std::conditional_t<sizeof(T) == 2, uint16_t, uint8_t>>>;
+
+// The type of V's numbers, and V with numbers of another type.
+template <class V>
+using number_t = typename Shape<V>::Number;
+template <class To, class V>
+using with_numbers_t = typename Shape<V>::template With<To>;
+
+template <class To, class V>
+ONNXPOOL_HOST_DEVICE inline with_numbers_t<To, V> convert(V value) {
+    if constexpr (!is_vector<V>) {
+        return static_cast<To>(value);
+    } else if constexpr (std::is_same_v<with_numbers_t<To, V>, V>) {
+        return value;
+    } else {
+#if !defined(__CUDACC__)
+        return __builtin_convertvector(value, with_numbers_t<To, V>);
+#endif
+    }
+}
+
+template <class V>
+using bits_t = with_numbers_t<unsigned_t<number_t<V>>, V>;
+
+template <class To, class V>
+ONNXPOOL_HOST_DEVICE inline To reinterpret(V value) {
+    if constexpr (is_vector<V>) {
+        return (To)value;  // the bits, where a vector is cast
+    } else {
+        return detail::bit_cast<To>(value);
+    }
+}
+
+template <class V>
+ONNXPOOL_HOST_DEVICE inline bits_t<V> bits_of(V value) {
+    return reinterpret<bits_t<V>>(value);
+}
+
+// |x|, by its sign bit.
+template <class V>
+ONNXPOOL_HOST_DEVICE inline V magnitude(V x) {
+    using Bits = unsigned_t<number_t<V>>;
+    return reinterpret<V>(bits_of(x) & static_cast<Bits>(static_cast<Bits>(-1) >> 1));
+}
+
+// function(x) for every number of x.
+template <class V, class Function>
+ONNXPOOL_HOST_DEVICE inline V for_each_number(V x, const Function& function) {
+    if constexpr (is_vector<V>) {
+        for (int i = 0; i < Shape<V>::kCount; ++i) x[i] = function(x[i]);
+        return x;
+    } else {
+        return function(x);
+    }
+}
