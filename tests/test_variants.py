@@ -15,11 +15,55 @@ def unaligned(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
 
 
+def with_gaps(x: torch.Tensor) -> torch.Tensor:
+    """Channels last, with unused elements behind every row."""
+    large = x.new_zeros(x.shape[0], *x.shape[2:-1], x.shape[-1] + 1, x.shape[1])
+    view = large[..., :-1, :].movedim(-1, 1)
+    view.copy_(x)
+    return view
+
+
+PLANES = [
+    (3, 5, 7, 7),
+    (2, 37, 3, 3),
+    (40, 8, 7, 7),
+    (2, 64, 4, 4),
+    (1, 3, 33, 31),
+    (2, 8, 28, 28),
+    (1, 1, 100, 101),
+    (1, 16, 70, 70),
+    (1, 2, 20011),
+    (5, 24, 1, 1),
+    (3, 32, 5),
+    (2, 16, 3, 5, 7),
+    (1, 2, 3, 2, 3, 2),
+]
+
+WINDOWS = [
+    ((2, 3, 20, 24), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
+    ((2, 16, 37, 41), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ((2, 3, 16, 32), {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    ((9, 32, 14, 14), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
+    ((2, 4, 7, 8), {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [2, 3, 0, 1], "ceil_mode": 1}),
+    ((1, 2, 40, 48), {"kernel_shape": [31, 31], "pads": [15, 15, 15, 15]}),
+    ((1, 16, 33, 30), {"kernel_shape": [16, 12], "strides": [3, 2], "pads": [20, 3, 0, 5], "dilations": [2, 2]}),
+    ((1, 1, 100, 90), {"kernel_shape": [64, 3], "strides": [1, 2], "pads": [1, 1, 1, 1]}),
+    ((1, 1, 5, 300), {"kernel_shape": [2, 17], "strides": [1, 3], "dilations": [1, 2]}),
+    ((1, 2, 9000), {"kernel_shape": [3], "strides": [2], "pads": [1, 1]}),
+    ((1, 2, 700), {"kernel_shape": [13], "dilations": [3], "pads": [40, 40]}),
+    ((1, 1, 90, 200), {"kernel_shape": [7, 7], "strides": [1, 1], "dilations": [3, 1]}),
+    ((1, 8, 6, 20, 24), {"kernel_shape": [3, 3, 3], "strides": [2, 1, 2], "pads": [1, 1, 1, 0, 1, 1]}),
+    ((1, 1, 13, 14, 15), {"kernel_shape": [12, 13, 14], "pads": [3, 3, 3, 3, 3, 3]}),
+    ((1, 2, 3, 4, 3, 5), {"kernel_shape": [2, 3, 2, 3], "pads": [1] * 8}),
+]
+
+
 ARRANGEMENTS = {
     "contiguous": lambda x: arrange(x, "contiguous"),
     "channels_last": lambda x: arrange(x, "channels_last"),
     "unaligned": unaligned,
     "unaligned_channels_last": lambda x: unaligned(x.movedim(1, -1)).movedim(-1, 1),
+    "with_gaps": with_gaps,
 }
 
 
@@ -59,22 +103,6 @@ def check(case: Case, dtype: str, device: str, kinds: tuple[str, ...] = ("distin
                 assert_same(arranged.grad, general.grad, f"gradient of {where}")
 
 
-PLANES = [
-    (3, 5, 7, 7),
-    (2, 37, 3, 3),
-    (40, 8, 7, 7),
-    (2, 64, 4, 4),
-    (1, 3, 33, 31),
-    (2, 8, 28, 28),
-    (1, 1, 100, 101),
-    (1, 16, 70, 70),
-    (1, 2, 20011),
-    (5, 24, 1, 1),
-    (3, 32, 5),
-    (2, 16, 3, 5, 7),
-]
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("shape", PLANES, ids=str)
 @pytest.mark.parametrize("operator", GLOBAL)
@@ -90,40 +118,18 @@ def test_windows_that_are_planes(shape, dtype, device):
     check(Case("MaxPool", shape, {"kernel_shape": list(shape[2:])}), dtype, device, ("distinct", "ties"))
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_norms_of_any_exponent(dtype, device):
+    for shape in PLANES:
+        check(Case("GlobalLpPool", shape, {"p": 2.5}), dtype, device)
+    for shape, attributes in WINDOWS[:5]:
+        check(Case("LpPool", shape, attributes | {"p": 3}), dtype, device)
+
+
 @pytest.mark.parametrize("p", [1, 2, 2.5])
 def test_norms_of_planes_that_overflow(p, device):
     for shape in PLANES[2:8]:
         check(Case("GlobalLpPool", shape, {"p": p}), "float64", device, ("wide",))
-
-
-@pytest.mark.parametrize("dtype", BYTES)
-@pytest.mark.parametrize("shape", PLANES, ids=str)
-def test_quantised_planes(shape, dtype, device):
-    x, *scalars = (
-        to_tensor(a, device) for a in Case("QLinearGlobalAveragePool", shape, scalars=(0.25, 3, 0.03, 7)).inputs(dtype)
-    )
-    case = Case("QLinearGlobalAveragePool", shape)
-    expected = call(case, [arrange(x, "sliced"), *scalars])
-    for name, arrangement in ARRANGEMENTS.items():
-        assert torch.equal(call(case, [arrangement(x), *scalars]), expected), name
-
-
-WINDOWS = [
-    ((2, 3, 20, 24), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
-    ((2, 16, 37, 41), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
-    ((2, 3, 16, 32), {"kernel_shape": [2, 2], "strides": [2, 2]}),
-    ((9, 32, 14, 14), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
-    ((2, 4, 7, 8), {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [2, 3, 0, 1], "ceil_mode": 1}),
-    ((1, 2, 40, 48), {"kernel_shape": [31, 31], "pads": [15, 15, 15, 15]}),
-    ((1, 16, 33, 30), {"kernel_shape": [16, 12], "strides": [3, 2], "pads": [20, 3, 0, 5], "dilations": [2, 2]}),
-    ((1, 1, 100, 90), {"kernel_shape": [64, 3], "strides": [1, 2], "pads": [1, 1, 1, 1]}),
-    ((1, 1, 5, 300), {"kernel_shape": [2, 17], "strides": [1, 3], "dilations": [1, 2]}),
-    ((1, 2, 9000), {"kernel_shape": [3], "strides": [2], "pads": [1, 1]}),
-    ((1, 2, 700), {"kernel_shape": [13], "dilations": [3], "pads": [40, 40]}),
-    ((1, 1, 90, 200), {"kernel_shape": [7, 7], "strides": [1, 1], "dilations": [3, 1]}),
-    ((1, 8, 6, 20, 24), {"kernel_shape": [3, 3, 3], "strides": [2, 1, 2], "pads": [1, 1, 1, 0, 1, 1]}),
-    ((1, 1, 13, 14, 15), {"kernel_shape": [12, 13, 14], "pads": [3, 3, 3, 3, 3, 3]}),
-]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -153,3 +159,28 @@ def test_counted_padding(device):
     for shape, attributes in WINDOWS:
         if "pads" in attributes:
             check(Case("AveragePool", shape, attributes | {"count_include_pad": 1}), "float64", device)
+
+
+@pytest.mark.parametrize("operator", WINDOWED + GLOBAL)
+def test_one_number_for_all_elements(operator, device):
+    """Strides of 0."""
+    shape = (2, 16, 14, 14)
+    case = Case(operator, shape, {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]} if operator in WINDOWED else {})
+    x = torch.full((1,), 1.5, device=device).expand(shape)
+    assert_same(call(case, [x]), call(case, [x.contiguous()]), "expanded")
+
+
+QUANTISED = [
+    *(("QLinearGlobalAveragePool", shape, {}) for shape in PLANES),
+    *(("QLinearAveragePool", shape, options) for shape, options in WINDOWS if "dilations" not in options),
+]
+
+
+@pytest.mark.parametrize("dtype", BYTES)
+@pytest.mark.parametrize(("operator", "shape", "attributes"), QUANTISED, ids=str)
+def test_quantised(operator, shape, attributes, dtype, device):
+    case = Case(operator, shape, attributes, scalars=(0.25, 3, 0.03, 7))
+    x, *scalars = (to_tensor(a, device) for a in case.inputs(dtype))
+    expected = call(case, [arrange(x, "sliced"), *scalars])
+    for name, arrangement in ARRANGEMENTS.items():
+        assert torch.equal(call(case, [arrangement(x), *scalars]), expected), name

@@ -67,12 +67,12 @@ void forward_windows(const Call& call, const Context& context) {
         return launch_places<Any>(forward_by_window<General, Any, 1>, call, &DeviceAxis<Any::Index>::output, 1,
                                   context);
     }
-    const auto has_vectors = [&](const Operand& operand, int size) { return has_channel_vectors(call, operand, size); };
     if constexpr (!R::kIndexed && !R::kInOrder) {
         if (has_large_window(call.geometry) && forward_tiles<R>(call, context)) return;
     }
-    if (call.channels_innermost && has_vectors(call.x, sizeof(T)) && has_vectors(call.y, sizeof(T)) &&
-        has_vectors(call.indices, sizeof(int64_t))) {
+    if (call.channels_innermost && has_channel_vectors(call, call.x, &Axis::input, sizeof(T)) &&
+        has_channel_vectors(call, call.y, &Axis::output, sizeof(T)) &&
+        has_channel_vectors(call, call.indices, &Axis::output, sizeof(int64_t))) {
         return launch_places<Small>(forward_by_window<R, Small, lanes>, call, &DeviceAxis<Small::Index>::output, lanes,
                                     context);
     }
@@ -104,10 +104,11 @@ void backward_of(const Call& call, const Context& context) {
                                   context);
     }
     if (is_global(call.geometry) && backward_planes<General>(call, context)) return;
-    const auto has_vectors = [&](const Operand& operand, int size) { return has_channel_vectors(call, operand, size); };
-    if (call.channels_innermost && has_vectors(call.x, sizeof(T)) && has_vectors(call.y, sizeof(T)) &&
-        has_vectors(call.indices, sizeof(int64_t)) && has_vectors(call.grad_y, sizeof(T)) &&
-        has_vectors(call.grad_x, sizeof(T))) {
+    if (call.channels_innermost && has_channel_vectors(call, call.x, &Axis::input, sizeof(T)) &&
+        has_channel_vectors(call, call.y, &Axis::output, sizeof(T)) &&
+        has_channel_vectors(call, call.indices, &Axis::output, sizeof(int64_t)) &&
+        has_channel_vectors(call, call.grad_y, &Axis::output, sizeof(T)) &&
+        has_channel_vectors(call, call.grad_x, &Axis::input, sizeof(T))) {
         return launch_places<Small>(backward_by_window<General, Small, lanes>, call, &DeviceAxis<Small::Index>::input,
                                     lanes, context);
     }

@@ -339,17 +339,18 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- The choice ----
 
-// What lies between neighbouring elements of a plane, if that is the same everywhere; otherwise 0.
-inline int64_t element_stride(const Geometry& geometry, const int64_t* strides) {
-    int64_t stride = 0, expected = 0;
+// What lies between neighbouring elements of a plane, if that is the same everywhere.
+inline std::optional<int64_t> element_stride(const Geometry& geometry, const int64_t* strides) {
+    std::optional<int64_t> stride;
+    int64_t elements = 1;  // along the axes so far
     for (int a = geometry.rank - 1; a >= 0; --a) {
         const int64_t size = geometry.axes[a].input;
         if (size == 1) continue;
-        if (stride == 0) stride = expected = strides[2 + a];
-        if (strides[2 + a] != expected) return 0;
-        expected *= size;
+        if (!stride) stride = strides[2 + a];
+        if (strides[2 + a] != *stride * elements) return std::nullopt;
+        elements *= size;
     }
-    return stride == 0 ? 1 : stride;
+    return stride.value_or(1);
 }
 
 inline int64_t plane_size(const Geometry& geometry) {
@@ -375,8 +376,9 @@ bool forward_planes(const Call& call, const Context& context) {
     using Accumulator = typename R::Accumulator;
     const Geometry& geometry = call.geometry;
     Planes planes;
-    planes.stride = element_stride(geometry, call.x.strides);
-    if (planes.stride == 0) return false;
+    const std::optional<int64_t> stride = element_stride(geometry, call.x.strides);
+    if (!stride) return false;
+    planes.stride = *stride;
     if (R::kIndexed && element_stride(geometry, call.index_strides) != 1) return false;
     Problem<Small> problem(call);
     problem.number(call, &Problem<Small>::AxisType::output, 1);
@@ -398,7 +400,7 @@ bool forward_planes(const Call& call, const Context& context) {
 
     if (planes.stride != 1) {
         constexpr int lanes = kPlaneLanes<R>;
-        if (!has_channel_vectors(call, call.x, sizeof(T))) return false;
+        if (!has_channel_vectors(call, call.x, &Axis::input, sizeof(T))) return false;
         const int64_t vectors = geometry.channels / lanes;
         ChannelGroups groups;
         groups.width =

@@ -46,15 +46,19 @@ __device__ inline void store(const T (&from)[kLanes], T* to) {
 
 inline bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % kVectorBytes == 0; }
 
-// Whether channels lie side by side such that every `lanes` of them, at every place, start where an access may.
-inline bool has_channel_vectors(const Call& call, const Operand& operand, int element_size) {
+// Whether channels lie side by side such that every `lanes` of them, at every place, start where an access may. `size`
+// tells a tensor of inputs from one of outputs.
+inline bool has_channel_vectors(const Call& call, const Operand& operand, int64_t Axis::* size, int element_size) {
     if (!operand.data) return true;
+    const Geometry& geometry = call.geometry;
     const int64_t lanes = kVectorBytes / element_size;
-    if (operand.strides[1] != 1 || call.geometry.channels % lanes != 0 || !is_aligned(operand.data)) return false;
-    for (int d = 0; d < 2 + call.geometry.rank; ++d) {
-        if (d != 1 && operand.strides[d] % lanes != 0) return false;
+    const auto fits = [&](int64_t count, int64_t stride) { return count <= 1 || stride % lanes == 0; };
+    bool all_fit = operand.strides[1] == 1 && geometry.channels % lanes == 0 && is_aligned(operand.data) &&
+                   fits(geometry.batch, operand.strides[0]);
+    for (int a = 0; a < geometry.rank; ++a) {
+        all_fit = all_fit && fits(geometry.axes[a].*size, operand.strides[2 + a]);
     }
-    return true;
+    return all_fit;
 }
 
 }  // namespace onnxpool::cuda

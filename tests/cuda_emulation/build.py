@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).parent
+COMPILER = os.environ.get("CXX", "g++")
 CSRC = HERE.parents[1] / "csrc"
 TORCH = Path(torch.__file__).parent
 SOURCES = [*sorted(CSRC.glob("cuda/*.cu")), HERE / "bindings.cpp", HERE / "emulation.cpp"]
@@ -44,7 +45,7 @@ def build(folder: Path, sanitize: bool = False) -> Path:
 
 
 def run(arguments: list[str]) -> None:
-    subprocess.run([os.environ.get("CXX", "g++"), *arguments], check=True)
+    subprocess.run([COMPILER, *arguments], check=True)
 
 
 if __name__ == "__main__":
