@@ -20,4 +20,5 @@ library.emulation_run_backwards(int(os.environ.get("EMULATION_BACKWARDS", "0")))
 
 def pytest_sessionfinish() -> None:
     if "KERNELS_LAUNCHED" in os.environ:
-        Path(os.environ["KERNELS_LAUNCHED"]).open("a").write(library.emulation_launched_kernels().decode())
+        with Path(os.environ["KERNELS_LAUNCHED"]).open("a") as log:  # of several workers
+            log.write(library.emulation_launched_kernels().decode())
