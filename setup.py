@@ -143,7 +143,7 @@ def cuda_extension(torch: Path, nvcc: str) -> NativeExtension:
         compiler=nvcc,
         flags=[
             *(f"-Xcompiler={flag}" for flag in host),
-            *("-O3", "-fmad=false", "--expt-relaxed-constexpr", "--compress-mode=size", *targets),
+            *("-O3", "-fmad=false", "--expt-relaxed-constexpr", "--compress-mode=size", "--threads=2", *targets),
             *("-DUSE_CUDA", "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE"),
             *interface_flags(torch),
         ],
