@@ -184,3 +184,21 @@ def test_quantised(operator, shape, attributes, dtype, device):
     expected = call(case, [arrange(x, "sliced"), *scalars])
     for name, arrangement in ARRANGEMENTS.items():
         assert torch.equal(call(case, [arrangement(x), *scalars]), expected), name
+
+
+@pytest.mark.parametrize(
+    "strides", [(2**31 + 16, 16, 4, 1), (16, 2**31 + 16, 4, 1), (32, 16, 2**29, 1), (2**31 + 64, 1, 8, 2)], ids=str
+)
+def test_offsets_beyond_int32(strides, device):
+    """Two gigabytes, of which nearly all stay untouched."""
+    shape = (2, 2, 4, 4)
+    offsets = sum(torch.arange(n).reshape(-1, *[1] * (3 - d)) * strides[d] for d, n in enumerate(shape))
+    values = torch.arange(offsets.numel(), dtype=torch.int8, device=device).reshape(shape)
+    storage = torch.empty(int(offsets.max()) + 1, dtype=torch.int8, device=device)
+    x = storage.as_strided(shape, strides)
+    x.copy_(values)
+    for kernel_shape in ([2, 2], [4, 4]):
+        case = Case("MaxPool", shape, {"kernel_shape": kernel_shape})
+        assert torch.equal(call(case, [x]), call(case, [values]))
+        for actual, expected in zip(*(call(case, [t], return_indices=True) for t in (x, values)), strict=True):
+            assert torch.equal(actual, expected)
