@@ -1,9 +1,10 @@
+// AveragePool and GlobalAveragePool.
 #include "plan.cuh"
 
 namespace onnxpool::cuda {
 
 template <class T>
-using PlainAverage = Average<T>;
+using PlainAverage = Average<T>;  // without its second parameter
 
 bool enqueue_average(Direction direction, ElementType type, const Call& call, const Context& context) {
     return enqueue_floating_point<PlainAverage>(direction, type, call, context);

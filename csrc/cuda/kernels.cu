@@ -1,3 +1,4 @@
+// From a reduction to the file that has its kernels: one each, so that they compile side by side.
 #include "kernels.h"
 
 #include "plan.cuh"

@@ -1,3 +1,4 @@
+// MaxPool and GlobalMaxPool without Indices.
 #include "plan.cuh"
 
 namespace onnxpool::cuda {

@@ -1,3 +1,4 @@
+// MaxPool and GlobalMaxPool with Indices, and the gradients of both.
 #include "plan.cuh"
 
 namespace onnxpool::cuda {

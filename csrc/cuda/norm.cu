@@ -1,3 +1,4 @@
+// LpPool and GlobalLpPool.
 #include "plan.cuh"
 
 namespace onnxpool::cuda {

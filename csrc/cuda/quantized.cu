@@ -1,3 +1,4 @@
+// QLinearAveragePool and QLinearGlobalAveragePool.
 #include "plan.cuh"
 
 namespace onnxpool::cuda {

@@ -1,7 +1,7 @@
 // Runs the threads of a grid, block after block. See cuda_runtime.h.
 #include <dlfcn.h>
-#include <ucontext.h>
 #include <setjmp.h>
+#include <ucontext.h>
 
 #include <algorithm>
 #include <cstdlib>
