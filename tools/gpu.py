@@ -114,14 +114,24 @@ def run(step: Step, deadline: float) -> Outcome:
     return outcome
 
 
+# Of a benchmark's summary: whose time over that of a copy.
+COLUMNS = {
+    "ours": ("ours", "geometric mean"),
+    "worst": ("ours", "worst"),
+    "ours channels_last": ("ours channels_last", "geometric mean"),
+    "its worst": ("ours channels_last", "worst"),
+    "torch": ("torch", "geometric mean"),
+    "torch.compile": ("torch.compile", "geometric mean"),
+}
+
+
 def benchmark_rows(folder: Path, since: float) -> Iterator[list[str]]:
-    """Time over copy, of each contestant in each benchmark just run."""
-    for path in sorted(folder.glob("pooling-*.json"), key=lambda path: path.stat().st_mtime):
-        if path.stat().st_mtime < since:
-            continue
-        data = json.loads(path.read_text())
-        for name, row in data["summary"].items():
-            yield [data["title"], name, *(f"{row[key]:.2f}" for key in ("geometric mean", "worst"))]
+    """Time over copy of the benchmarks just run, over all workloads of each."""
+    for path in sorted(folder.glob("pooling-*.json")):
+        if path.stat().st_mtime >= since:
+            summary = json.loads(path.read_text())["summary"]
+            cells = (summary.get(name, {}).get(key) for name, key in COLUMNS.values())
+            yield [path.stem.removeprefix("pooling-"), *("-" if cell is None else f"{cell:.2f}" for cell in cells)]
 
 
 def main() -> None:
@@ -141,7 +151,7 @@ def main() -> None:
     outcomes = [run(step, deadline) for step in steps(options)]
     headings = ["step", "result", "seconds"]
     rows = [[outcome.name, outcome.result, f"{outcome.seconds:.0f}"] for outcome in outcomes]
-    benchmark_headings = ["time over copy", "who", "geometric mean", "worst"]
+    benchmark_headings = ["time over copy", *COLUMNS]
     benchmarks = list(benchmark_rows(options.folder, since))
     harness.print_table(headings, rows)
     harness.print_table(benchmark_headings, benchmarks)
