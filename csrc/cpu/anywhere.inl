@@ -88,6 +88,7 @@ void forward_anywhere(const Call& call, int64_t begin, int64_t end) {
     const int last = geometry.rank - 1;
     const Axis& last_axis = geometry.axes[last];
     const int64_t y_step = call.y.strides[2 + last];
+    const std::vector<AxisTable> tables = axis_tables(call);
     typename R::Accumulator accumulators[kChannelBlock];
     Range taps[kMaxSpatialRank];
 
@@ -95,10 +96,14 @@ void forward_anywhere(const Call& call, int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row, position.advance()) {
         const T* plane = plane_of<const T>(call.x, position);
         T* y = row_of<T>(call.y, position, geometry.rank);
-        const TapCounts outer_counts = outer_taps(call, position.outer, taps);
+        double factor = 1;
+        for (int a = 0; a < last; ++a) {
+            taps[a] = tables[a].taps[position.outer[a]];
+            factor *= tables[a].factors[position.outer[a]];
+        }
         for (int64_t output = 0; output < last_axis.output; ++output) {
-            taps[last] = data_taps(last_axis, output);
-            const double divisor = (outer_counts * TapCounts::of(last_axis, output)).divisor(call.parameters);
+            taps[last] = tables[last].taps[output];
+            const double divisor = factor * tables[last].factors[output];
             reduce_window(reduction, call, taps, plane, position.lanes, accumulators);
             for (int64_t lane = 0; lane < position.lanes; ++lane) {
                 y[output * y_step + lane * call.y.strides[1]] =
@@ -117,7 +122,8 @@ void forward_anywhere(const Call& call, int64_t begin, int64_t end) {
     }
 }
 
-// Gradients are gathered: every input element adds up what each window that covers it sends back, in a fixed order.
+// Gradients of sums are gathered: every input element adds up what each window that covers it sends back, in a fixed
+// order.
 template <class R>
 void backward_anywhere(const Call& call, int64_t begin, int64_t end) {
     using T = typename R::Element;
@@ -126,69 +132,44 @@ void backward_anywhere(const Call& call, int64_t begin, int64_t end) {
     const Geometry& geometry = call.geometry;
     const int last = geometry.rank - 1;
     const Axis& last_axis = geometry.axes[last];
-    // grad_y's neighbour (Y or Indices, whichever the reduction needs) is walked along with it.
-    const Operand& companion = R::kIndexed ? call.indices : R::kGradientNeedsData ? call.y : call.grad_y;
-    using CompanionType = std::conditional_t<R::kIndexed, const int64_t, const T>;
-    Sum sums[kChannelBlock];
+    const Operand& result = R::kGradientNeedsData ? call.y : call.grad_y;  // walked along with grad_y
+    const std::vector<AxisTable> tables = axis_tables(call);
     Range windows[kMaxSpatialRank];
 
     RowPosition position(call, begin, [](const Axis& axis) { return axis.input; });
     for (int64_t row = begin; row < end; ++row, position.advance()) {
         const T* grad_y = plane_of<const T>(call.grad_y, position);
-        CompanionType* beside = plane_of<CompanionType>(companion, position);
+        const T* y = plane_of<const T>(result, position);
         T* grad_x = row_of<T>(call.grad_x, position, geometry.rank);
         const T* x = R::kGradientNeedsData ? row_of<const T>(call.x, position, geometry.rank) : nullptr;
-        int64_t first_index = 0;
-        if constexpr (R::kIndexed) {
-            first_index = position.image * call.index_strides[0] + position.channel * call.index_strides[1];
-            for (int a = 0; a < last; ++a) first_index += position.outer[a] * call.index_strides[2 + a];
-        }
         for (int a = 0; a < last; ++a) windows[a] = covering_windows(geometry.axes[a], position.outer[a]);
 
         for (int64_t input = 0; input < last_axis.input; ++input) {
             windows[last] = covering_windows(last_axis, input);
             const Range& along = windows[last];
-            for (int64_t lane = 0; lane < position.lanes; ++lane) sums[lane] = 0;
-            for_each_row<2>(
-                windows, geometry.rank, {call.grad_y.strides + 2, companion.strides + 2},
-                [&](const int64_t (&offsets)[2], const int64_t* outer) {
-                    TapCounts outer_counts;
-                    if constexpr (R::kDivides) {
-                        for (int a = 0; a < last; ++a) {
-                            outer_counts = outer_counts * TapCounts::of(geometry.axes[a], outer[a]);
-                        }
-                    }
-                    for (int64_t i = 0; i < along.count; ++i) {
-                        [[maybe_unused]] Sum divisor = 1;
-                        if constexpr (R::kDivides) {
-                            const TapCounts counts =
-                                outer_counts * TapCounts::of(last_axis, along.begin + i * along.step);
-                            divisor = static_cast<Sum>(counts.divisor(call.parameters));
-                        }
-                        const int64_t grad_offset = offsets[0] + i * along.step * call.grad_y.strides[2 + last];
-                        const int64_t beside_offset = offsets[1] + i * along.step * companion.strides[2 + last];
-                        for (int64_t lane = 0; lane < position.lanes; ++lane) {
-                            Sum grad = static_cast<Sum>(grad_y[grad_offset + lane * call.grad_y.strides[1]]);
-                            if constexpr (R::kDivides) grad /= divisor;
-                            const auto other = beside[beside_offset + lane * companion.strides[1]];
-                            if constexpr (R::kIndexed) {
-                                const int64_t index =
-                                    first_index + input * call.index_strides[2 + last] + lane * call.index_strides[1];
-                                if (other == index) sums[lane] += grad;
-                            } else {
-                                Sum data = 0;
-                                if constexpr (R::kGradientNeedsData) {
-                                    data = static_cast<Sum>(
-                                        x[input * call.x.strides[2 + last] + lane * call.x.strides[1]]);
-                                }
-                                sums[lane] += reduction.gradient(grad, data, static_cast<Sum>(other));
-                            }
-                        }
-                    }
-                });
             for (int64_t lane = 0; lane < position.lanes; ++lane) {
-                grad_x[input * call.grad_x.strides[2 + last] + lane * call.grad_x.strides[1]] =
-                    static_cast<T>(sums[lane]);
+                Sum data = 0, sum = 0;
+                if (x) data = static_cast<Sum>(x[input * call.x.strides[2 + last] + lane * call.x.strides[1]]);
+                for_each_row<2>(
+                    windows, geometry.rank, {call.grad_y.strides + 2, result.strides + 2},
+                    [&](const int64_t (&offsets)[2], const int64_t* outer) {
+                        double factor = 1;
+                        for (int a = 0; a < last; ++a) factor *= tables[a].factors[outer[a]];
+                        for (int64_t i = 0; i < along.count; ++i) {
+                            const int64_t output = along.begin + i * along.step;
+                            // Both strides begin at the row's first window.
+                            const int64_t ahead = i * along.step;
+                            auto grad = static_cast<Sum>(grad_y[offsets[0] + ahead * call.grad_y.strides[2 + last] +
+                                                                lane * call.grad_y.strides[1]]);
+                            if constexpr (R::kDivides) {
+                                grad /= static_cast<Sum>(factor * tables[last].factors[output]);
+                            }
+                            const auto norm = static_cast<Sum>(
+                                y[offsets[1] + ahead * result.strides[2 + last] + lane * result.strides[1]]);
+                            sum += reduction.gradient(grad, data, norm);
+                        }
+                    });
+                grad_x[input * call.grad_x.strides[2 + last] + lane * call.grad_x.strides[1]] = static_cast<T>(sum);
             }
         }
     }

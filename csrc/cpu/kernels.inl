@@ -13,6 +13,7 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "sliding.inl"
 #include "lanes.inl"
 #include "packed.inl"
+#include "gradients.inl"
 #include "planes.inl"
 #include "rows.inl"
 // clang-format on
@@ -108,7 +109,7 @@ Task plan_window(const Call& call) {
               elements_per_row(call, geometry.axes[geometry.rank - 1].output)};
     if constexpr (!R::kIndexed) {
         if (call.channels_innermost && call.y.strides[1] == 1) {
-            if (!R::kInOrder && is_separable(geometry)) {
+            if (!R::kInOrder && is_separable(axis_tables(call))) {
                 return {forward_channel_blocks<R>, geometry.batch * ceil_div(geometry.channels, lanes_per_row(call)),
                         plane_elements(call) * static_cast<double>(lanes_per_row(call))};
             }
@@ -156,15 +157,73 @@ Task plan_forward_of(const Call& call) {
     return plan_window<R>(call);
 }
 
+// Tensors whose planes are dense and follow each other.
+inline bool has_planes_in_order(const Geometry& geometry, const Operand& operand, bool input) {
+    int64_t stride = 1;
+    for (int a = geometry.rank - 1; a >= 0; --a) {
+        const int64_t size = input ? geometry.axes[a].input : geometry.axes[a].output;
+        if (size > 1 && operand.strides[2 + a] != stride) return false;
+        stride *= size;
+    }
+    return geometry.batch == 1 || operand.strides[0] == geometry.channels * operand.strides[1];
+}
+
+// The gradient of a sum, if it has a fast way.
+template <class G>
+Task plan_sum_gradient(const Call& call) {
+    const Geometry& geometry = call.geometry;
+    const Operand& x = G::kNeedsData ? call.x : call.grad_x;
+    const Operand& y = G::kNeedsData ? call.y : call.grad_y;
+    const double elements = elements_per_row(call, geometry.axes[geometry.rank - 1].input) *
+                            static_cast<double>(count_rows(call, [](const Axis& axis) { return axis.input; }));
+    int64_t units = 0;
+    void (*run)(const Call&, int64_t, int64_t) = nullptr;
+    if (call.channels_innermost) {
+        for (const Operand* operand : {&x, &y, &call.grad_x, &call.grad_y}) {
+            if (operand->strides[1] != 1) return {};
+        }
+        units = geometry.batch * ceil_div(geometry.channels, lanes_per_row(call));
+        run = backward_channel_blocks<G>;
+    } else {
+        if (!has_planes_in_order(geometry, x, true) || !has_planes_in_order(geometry, call.grad_x, true) ||
+            !has_planes_in_order(geometry, y, false) || !has_planes_in_order(geometry, call.grad_y, false)) {
+            return {};
+        }
+        units = ceil_div(geometry.batch * geometry.channels, 16);
+        run = backward_packed<G>;
+    }
+    return {run, units, elements / static_cast<double>(std::max<int64_t>(1, units))};
+}
+
+template <class T>
+Task plan_index_gradient(const Call& call) {
+    const Geometry& geometry = call.geometry;
+    const int64_t block = lanes_per_row(call);
+    auto elements = static_cast<double>(block);
+    for (int a = 0; a < geometry.rank; ++a) elements *= static_cast<double>(geometry.axes[a].input);
+    return {backward_by_index<T>, geometry.batch * ceil_div(geometry.channels, block), elements};
+}
+
 template <class R>
 Task plan_backward_of(const Call& call) {
-    if constexpr (R::kDifferentiable) {
+    using T = typename R::Element;
+    if constexpr (!R::kDifferentiable) {
+        return {};
+    } else if constexpr (R::kIndexed) {
+        return plan_index_gradient<T>(call);
+    } else {
+        Task task;
+        if constexpr (R::kDivides) task = plan_sum_gradient<AverageGradient<T>>(call);
+        if constexpr (is_norm<R> && !std::is_same_v<T, double>) {
+            const double p = call.parameters.p;
+            if (p == 1 || p == 2 || p == 3 || p == 4) task = plan_sum_gradient<NormGradient<T>>(call);
+        }
+        if (task.run) return task;
         const Geometry& geometry = call.geometry;
         return {backward_anywhere<typename AnyExponent<typename WideSums<R>::type>::type>,
                 count_rows(call, [](const Axis& axis) { return axis.input; }),
                 elements_per_row(call, geometry.axes[geometry.rank - 1].input)};
     }
-    return {};
 }
 
 // ---- From run-time to compile-time types ----

@@ -18,9 +18,9 @@ public:
           axis_(call.geometry.axes[rank_ - 1]),
           tables_(axis_tables(call)),
           divisors_(axis_.output),
-          level_count_(slides(axis_) ? level_count(std::min(axis_.kernel, axis_.input)) : 1),
-          is_separable_(!R::kInOrder && is_separable(call.geometry)),
-          outer_reduction_(reduction, call.geometry, tables_) {}
+          level_count_(tables_[rank_ - 1].level_count),
+          is_separable_(!R::kInOrder && is_separable(tables_)),
+          outer_reduction_(reduction, tables_, rank_ - 1) {}
 
     // The lanes whose rows are asked for next, and the strides of their spatial axes.
     void set_lanes(const T* x, const int64_t* x_strides, int64_t lanes) {
@@ -199,7 +199,7 @@ private:
     double divided_for_ = -1;
     const int64_t level_count_;  // of the last axis
     const bool is_separable_;
-    OuterReduction<R> outer_reduction_;
+    AxisByAxis<R> outer_reduction_;
 
     const T* x_ = nullptr;
     const int64_t* x_strides_ = nullptr;

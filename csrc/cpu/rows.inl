@@ -23,12 +23,12 @@ class PaddedRow {
 public:
     using Accumulator = typename R::Accumulator;
 
-    PaddedRow(const R& reduction, const Axis& axis)
+    PaddedRow(const R& reduction, const Axis& axis, const AxisTable& table)
         : reduction_(reduction),
           axis_(axis),
           phase_size_(ceil_div(row_reach(axis), axis.stride)),
           size_(std::max(phase_size_ * axis.stride, axis.pad_begin + axis.input)),
-          level_count_(slides(axis) ? level_count(axis.kernel) : 1) {
+          level_count_(table.level_count > 1 ? levels_of(axis.kernel) : 1) {
         // Behind it, room for what take_every() reads too far.
         padded_.assign(size_ * level_count_ + kLanes<Accumulator> + axis.stride, reduction.identity());
         const Range window{0, axis.kernel, axis.dilation};
@@ -86,11 +86,11 @@ void forward_rows(const Call& call, int64_t begin, int64_t end) {
     const Axis& axis = geometry.axes[last];
     const std::vector<AxisTable> tables = axis_tables(call);
     const bool has_empty_window = std::count(tables[last].factors.begin(), tables[last].factors.end(), 0.0) > 0;
-    const bool separable = is_separable(geometry);
-    OuterReduction<R> outer_reduction(reduction, geometry, tables);
+    const bool separable = is_separable(tables);
+    AxisByAxis<R> outer_reduction(reduction, tables, last);
     const Accumulator* reduced_rows = nullptr;
     const T* reduced_plane = nullptr;
-    PaddedRow<R> padded(reduction, axis);
+    PaddedRow<R> padded(reduction, axis, tables[last]);
     std::vector<Accumulator> divisors(axis.output), sums(axis.output);
     double divided_for = -1;
     std::vector<const T*> rows;

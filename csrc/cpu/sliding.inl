@@ -2,29 +2,12 @@
 // Large windows: the reductions of 2, 4, 8, ... neighbouring taps are shared by all windows, each of which combines a
 // few of them. Nothing is ever subtracted, and sums of many taps err less than one after the other.
 
-// Whether sharing is worth it. The same for all reductions and layouts, since the order of additions depends on it.
-inline bool slides(const Axis& axis) {
-    if (axis.kernel < 8) return false;
-    double taps = 0;
-    for (int64_t output = 0; output < axis.output; ++output) {
-        taps += static_cast<double>(data_taps(axis, output).count);
-    }
-    double shared = 0;
-    for (int64_t size = 2; size <= std::min(axis.kernel, axis.input); size *= 2) shared += 1;
-    return taps > 1.5 * (shared * static_cast<double>(axis.input) + 2 * static_cast<double>(axis.output));
-}
-
 // Level l of an axis holds at position i the reduction of the 2^l taps from i on.
-inline int level_count(int64_t taps) {
-    int levels = 1;
-    while (taps >> levels) ++levels;
-    return levels;
-}
 
 // A window's taps as few pieces: use(level, position) from left to right. Maxima may take a tap twice.
 template <bool kMayOverlap, class Use>
 inline void for_each_piece(const Range& taps, const Use& use) {
-    int level = level_count(taps.count) - 1;
+    int level = levels_of(taps.count) - 1;
     int64_t taken = int64_t{1} << level;
     use(level, taps.begin);
     if (kMayOverlap && taken < taps.count) return use(level, taps.begin + (taps.count - taken) * taps.step);
@@ -45,13 +28,15 @@ template <class R>
 constexpr bool kMayOverlap = may_overlap(static_cast<const R*>(nullptr));
 
 // Whether axes are reduced one after the other, rather than all outer ones at once.
-inline bool is_separable(const Geometry& geometry) {
+inline bool is_separable(const std::vector<AxisTable>& tables) {
     double taps = 1;
-    for (int a = 0; a + 1 < geometry.rank; ++a) {
-        if (slides(geometry.axes[a])) return true;
-        taps *= static_cast<double>(std::min(geometry.axes[a].kernel, geometry.axes[a].input));
+    for (size_t a = 0; a + 1 < tables.size(); ++a) {
+        int64_t most = 0;
+        for (const Range& range : tables[a].taps) most = std::max(most, range.count);
+        taps *= static_cast<double>(most);
+        if (tables[a].level_count > 1) return true;
     }
-    return geometry.rank > 2 && taps > 32;
+    return tables.size() > 2 && taps > 32;
 }
 
 // All levels but the first, of `size` positions `dilation` apart with `run` accumulators each: level l follows level
@@ -72,57 +57,54 @@ void build_levels(const Combiner& combiner, typename Combiner::Accumulator* leve
     }
 }
 
-// Sums, or maxima, over all spatial axes but the last: of one plane, or of some lanes.
+// Sums, or maxima, along the first spatial axes, one after the other: of one plane, or of some lanes.
 template <class R>
-class OuterReduction {
+class AxisByAxis {
 public:
     using T = typename R::Element;
     using Accumulator = typename R::Accumulator;
 
-    OuterReduction(const R& reduction, const Geometry& geometry, const std::vector<AxisTable>& tables)
-        : reduction_(reduction), geometry_(geometry), tables_(tables) {}
+    AxisByAxis(const R& reduction, const std::vector<AxisTable>& tables, int reduced_axes)
+        : reduction_(reduction), tables_(tables), reduced_axes_(reduced_axes) {}
 
-    // For all rows of the output, one after the other: a row of the input's width, `lanes` accumulators at each
-    // position.
+    // Densely: `lanes` accumulators at each position.
     const Accumulator* compute(const T* x, const int64_t* strides, int64_t lanes) {
-        const int last = geometry_.rank - 1;
-        const bool rows_are_runs = geometry_.axes[last].input == 1 || strides[last] == lanes;
-        // The axes to be reduced, the runs along which nothing happens, and what lies around them.
+        const int last = static_cast<int>(tables_.size()) - 1;
         int64_t sizes[kMaxSpatialRank], dense[kMaxSpatialRank];
-        for (int a = 0; a <= last; ++a) sizes[a] = geometry_.axes[a].input;
-        for (int axis = 0; axis < last; ++axis) {
+        for (int a = 0; a <= last; ++a) sizes[a] = tables_[a].input;
+        for (int axis = 0; axis < reduced_axes_; ++axis) {
             int64_t size = lanes;
             for (int a = last; a >= 0; --a) {
                 dense[a] = size;
-                size *= a == axis ? geometry_.axes[a].output : sizes[a];
+                size *= a == axis ? tables_[a].output : sizes[a];
             }
             target_.resize(size);
             if (axis == 0) {
-                // Around the first axis everything still lies as in x.
-                const int runs_from = rows_are_runs ? last : last + 1;
-                const int64_t run = rows_are_runs ? sizes[last] * lanes : lanes;
+                // Around the first axis everything still lies as in x: in runs of whole rows, or of lanes.
+                const bool whole_rows = last > 0 && (sizes[last] == 1 || strides[last] == lanes);
                 Range around[kMaxSpatialRank];
                 int64_t from[kMaxSpatialRank], to[kMaxSpatialRank];
                 int rank = 0;
-                for (int a = 1; a < runs_from; ++a) {
+                for (int a = 1; a <= (whole_rows ? last - 1 : last); ++a) {
                     around[rank] = {0, sizes[a], 1};
                     from[rank] = strides[a];
                     to[rank++] = dense[a];
                 }
                 around[rank] = {0, 1, 1};
                 from[rank] = to[rank] = 0;
-                for_each_row<2>(around, rank + 1, {from, to}, [&](const int64_t (&offsets)[2], const int64_t*) {
-                    reduce(axis, x + offsets[0], strides[0], Lift<R>{reduction_}, target_.data() + offsets[1], dense[0],
+                const int64_t run = whole_rows ? sizes[last] * lanes : lanes;
+                for_each_row<2>(around, rank + 1, {from, to}, [&](const int64_t (&start)[2], const int64_t*) {
+                    reduce(axis, x + start[0], strides[0], Lift<R>{reduction_}, target_.data() + start[1], dense[0],
                            run);
                 });
             } else {
-                const int64_t outside = size / (dense[axis] * geometry_.axes[axis].output);
+                const int64_t outside = size / (dense[axis] * tables_[axis].output);
                 for (int64_t i = 0; i < outside; ++i) {
                     reduce(axis, source_.data() + i * sizes[axis] * dense[axis], dense[axis], AsItIs<Accumulator>(),
-                           target_.data() + i * geometry_.axes[axis].output * dense[axis], dense[axis], dense[axis]);
+                           target_.data() + i * tables_[axis].output * dense[axis], dense[axis], dense[axis]);
                 }
             }
-            sizes[axis] = geometry_.axes[axis].output;
+            sizes[axis] = tables_[axis].output;
             std::swap(source_, target_);
         }
         return source_.data();
@@ -131,35 +113,33 @@ public:
 private:
     // Along one axis: `run` accumulators at every position, strip by strip.
     template <class Take>
-    void reduce(int axis_index, const typename Take::Source* source, int64_t source_step, const Take& take,
+    void reduce(int axis, const typename Take::Source* source, int64_t source_step, const Take& take,
                 Accumulator* target, int64_t target_step, int64_t run) {
-        const Axis& axis = geometry_.axes[axis_index];
-        const std::vector<Range>& windows = tables_[axis_index].taps;
-        const int64_t count = slides(axis) ? level_count(std::min(axis.kernel, axis.input)) : 1;
+        const AxisTable& table = tables_[axis];
         constexpr int64_t strip = 128 / sizeof(Accumulator);
-        levels_.resize(count * axis.input * strip);
+        levels_.resize(table.level_count * table.input * strip);
         for (int64_t begin = 0; begin < run; begin += strip) {
             const int64_t size = std::min(strip, run - begin);
-            for (int64_t i = 0; i < axis.input; ++i) {
+            for (int64_t i = 0; i < table.input; ++i) {
                 const auto* position = source + i * source_step + begin;
                 combine_taps(combiner_of(reduction_), &position, 1, size, take,
                              Keep<Accumulator>{levels_.data() + i * size});
             }
-            build_levels(combiner_of(reduction_), levels_.data(), count, axis.input, axis.dilation, size);
-            for (int64_t output = 0; output < axis.output; ++output) {
+            build_levels(combiner_of(reduction_), levels_.data(), table.level_count, table.input, table.step, size);
+            for (int64_t output = 0; output < table.output; ++output) {
                 Accumulator* result = target + output * target_step + begin;
-                if (windows[output].count == 0) {  // contributes nothing, and the window is empty
+                const Range& taps = table.taps[output];
+                if (taps.count == 0) {
                     std::fill(result, result + size, reduction_.identity());
                     continue;
                 }
                 pieces_.clear();
-                const auto piece = [&](int level, int64_t position) {
-                    pieces_.push_back(levels_.data() + (level * axis.input + position) * size);
+                const auto piece = [&](int64_t level, int64_t position) {
+                    pieces_.push_back(levels_.data() + (level * table.input + position) * size);
                 };
-                if (count > 1) {
-                    for_each_piece<kMayOverlap<R>>(windows[output], piece);
+                if (table.level_count > 1) {
+                    for_each_piece<kMayOverlap<R>>(taps, piece);
                 } else {
-                    const Range& taps = windows[output];
                     for (int64_t i = 0; i < taps.count; ++i) piece(0, taps.begin + i * taps.step);
                 }
                 combine_taps(combiner_of(reduction_), pieces_.data(), static_cast<int64_t>(pieces_.size()), size,
@@ -169,8 +149,8 @@ private:
     }
 
     const R& reduction_;
-    const Geometry& geometry_;
     const std::vector<AxisTable>& tables_;
+    const int reduced_axes_;
     std::vector<Accumulator> source_, target_, levels_;
     std::vector<const Accumulator*> pieces_;
 };

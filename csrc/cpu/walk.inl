@@ -28,7 +28,7 @@ inline void for_each_row(const Range* ranges, int rank, const int64_t* const (&s
 
 // Work comes in rows: all positions along the last spatial axis of the written tensor, for one channel or, with
 // channels innermost, for a block of channels.
-constexpr int64_t kChannelBlock = 64;
+constexpr int64_t kChannelBlock = 128;
 
 inline int64_t lanes_per_row(const Call& call) {
     return call.channels_innermost ? std::min(kChannelBlock, call.geometry.channels) : 1;
@@ -127,44 +127,6 @@ inline int64_t row_reach(const Axis& axis) {
     return (axis.output - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1;
 }
 
-// How many taps of a window are data, how many are data or declared padding, and how many there are. In float64, since
-// three axes of huge windows have more of them than int64 can count.
-struct TapCounts {
-    double data = 1;
-    double declared = 1;
-    double all = 1;
-
-    static TapCounts of(const Axis& axis, int64_t output) {
-        return {static_cast<double>(data_taps(axis, output).count), static_cast<double>(declared_count(axis, output)),
-                static_cast<double>(axis.kernel)};
-    }
-    TapCounts operator*(const TapCounts& other) const {
-        return {data * other.data, declared * other.declared, all * other.all};
-    }
-    // The number of taps that an average divides by; 0 for a window without data.
-    double divisor(const Parameters& parameters) const {
-        if (data == 0) return 0;
-        switch (parameters.divisor) {
-            case Divisor::kData:
-                return data;
-            case Divisor::kDeclared:
-                return declared;
-            default:
-                return all;
-        }
-    }
-};
-
-// The data taps along all spatial axes but the last, and their counts.
-inline TapCounts outer_taps(const Call& call, const int64_t* outer, Range* taps) {
-    TapCounts counts;
-    for (int a = 0; a + 1 < call.geometry.rank; ++a) {
-        taps[a] = data_taps(call.geometry.axes[a], outer[a]);
-        counts = counts * TapCounts::of(call.geometry.axes[a], outer[a]);
-    }
-    return counts;
-}
-
 template <class R>
 constexpr bool is_norm = false;
 template <class T, int kExponent>
@@ -176,24 +138,68 @@ constexpr bool may_leave_range = false;
 template <class T, int kExponent>
 constexpr bool may_leave_range<LpNorm<T, kExponent>> = !std::is_same_v<T, float> || kExponent == 0;
 
-// What windows cover along one axis, and its factors of their divisors, looked up rather than computed for every row.
-struct AxisTable {
-    std::vector<Range> taps;
-    std::vector<double> factors;  // float64: three axes of huge windows have more taps than int64 can count
+// How many powers of two there are up to `taps`.
+inline int levels_of(int64_t taps) {
+    int levels = 1;
+    while (taps >> levels) ++levels;
+    return levels;
+}
 
-    AxisTable(const Axis& axis, Divisor divisor) {
-        taps.reserve(axis.output);
-        factors.reserve(axis.output);
+// Along one axis, what every result is made of: looked up rather than computed for every row.
+struct AxisTable {
+    int64_t input;
+    int64_t output;
+    int64_t step;  // between the taps of a result
+    std::vector<Range> taps;
+    std::vector<double> factors;  // of divisors; float64: three huge axes have more taps than int64 can count
+    int level_count;              // see sliding.inl
+
+    // The taps of windows.
+    static AxisTable of_windows(const Axis& axis, Divisor divisor) {
+        AxisTable table{axis.input, axis.output, axis.dilation, {}, {}, 1};
+        table.taps.reserve(axis.output);
+        table.factors.reserve(axis.output);
         for (int64_t output = 0; output < axis.output; ++output) {
-            taps.push_back(data_taps(axis, output));
-            factors.push_back(static_cast<double>(counted_taps(axis, output, divisor)));
+            table.taps.push_back(data_taps(axis, output));
+            table.factors.push_back(static_cast<double>(counted_taps(axis, output, divisor)));
         }
+        table.choose_levels();
+        return table;
+    }
+
+    // For gradients: the windows that cover each element.
+    static AxisTable of_coverings(const Axis& axis) {
+        AxisTable table{axis.output, axis.input, 1, {}, {}, 1};
+        table.taps.reserve(axis.input);
+        for (int64_t input = 0; input < axis.input; ++input) {
+            table.taps.push_back(covering_windows(axis, input));
+            if (table.taps.back().count > 1) table.step = table.taps.back().step;
+        }
+        table.choose_levels();
+        return table;
+    }
+
+private:
+    // Sharing has to save more than it costs. The same for all reductions and layouts, since the order of additions
+    // depends on it.
+    void choose_levels() {
+        double all = 0;
+        int64_t most = 0;
+        for (const Range& range : taps) {
+            all += static_cast<double>(range.count);
+            most = std::max(most, range.count);
+        }
+        const int levels = levels_of(most);
+        const double shared = static_cast<double>(levels - 1) * static_cast<double>(input);
+        if (most >= 8 && all > 1.5 * (shared + 2 * static_cast<double>(output))) level_count = levels;
     }
 };
 
 inline std::vector<AxisTable> axis_tables(const Call& call) {
     std::vector<AxisTable> tables;
-    for (int a = 0; a < call.geometry.rank; ++a) tables.emplace_back(call.geometry.axes[a], call.parameters.divisor);
+    for (int a = 0; a < call.geometry.rank; ++a) {
+        tables.push_back(AxisTable::of_windows(call.geometry.axes[a], call.parameters.divisor));
+    }
     return tables;
 }
 
