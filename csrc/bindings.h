@@ -285,15 +285,15 @@ PoolAttributes validate(const Operator& op, const Input& input, const GivenAttri
     return validate_attributes(op.name, input.spatial_shape().size, given);
 }
 
-#define ONNXPOOL_AVERAGE_PARAMETERS                                                                \
-    IntList kernel_shape, std::string_view auto_pad, int64_t ceil_mode, int64_t count_include_pad, \
-        OptionalIntList dilations, OptionalIntList pads, OptionalIntList strides
-#define ONNXPOOL_LP_PARAMETERS                                                                               \
-    IntList kernel_shape, std::string_view auto_pad, int64_t ceil_mode, OptionalIntList dilations, double p, \
+#define ONNXPOOL_AVERAGE_PARAMETERS                                                                               \
+    IntList kernel_shape, Text auto_pad, int64_t ceil_mode, int64_t count_include_pad, OptionalIntList dilations, \
         OptionalIntList pads, OptionalIntList strides
-#define ONNXPOOL_MAX_PARAMETERS                                                                    \
-    IntList kernel_shape, std::string_view auto_pad, int64_t ceil_mode, OptionalIntList dilations, \
-        OptionalIntList pads, int64_t storage_order, OptionalIntList strides
+#define ONNXPOOL_LP_PARAMETERS                                                                                         \
+    IntList kernel_shape, Text auto_pad, int64_t ceil_mode, OptionalIntList dilations, double p, OptionalIntList pads, \
+        OptionalIntList strides
+#define ONNXPOOL_MAX_PARAMETERS                                                                              \
+    IntList kernel_shape, Text auto_pad, int64_t ceil_mode, OptionalIntList dilations, OptionalIntList pads, \
+        int64_t storage_order, OptionalIntList strides
 
 Tensor average_pool(Tensor X, ONNXPOOL_AVERAGE_PARAMETERS) {
     GivenAttributes given = window(kernel_shape, auto_pad, ceil_mode, dilations, pads, strides);
@@ -453,7 +453,7 @@ bool spans_plane(const PoolAttributes& attributes, const Input& input) {
 }
 
 Tensor qlinear_average_pool(Tensor X, Tensor x_scale, Tensor x_zero_point, Tensor y_scale, Tensor y_zero_point,
-                            IntList kernel_shape, std::string_view auto_pad, int64_t ceil_mode, int64_t channels_last,
+                            IntList kernel_shape, Text auto_pad, int64_t ceil_mode, int64_t channels_last,
                             int64_t count_include_pad, OptionalIntList pads, OptionalIntList strides) {
     const Operator& op = kQLinearAveragePool;
     GivenAttributes given = window(kernel_shape, auto_pad, ceil_mode, std::nullopt, pads, strides);

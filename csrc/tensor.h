@@ -49,6 +49,17 @@ namespace onnxpool {
 
 using OptionalIntList = std::optional<IntList>;
 
+#if defined(TORCH_ONNXPOOL_ATEN)
+using Text = std::string_view;
+#else
+// A string argument of an operator. torch's own conversion to std::string loses a copy on the heap in every call.
+struct Text {
+    std::string value;
+
+    operator std::string_view() const { return value; }
+};
+#endif
+
 inline IntSpan span_of(const IntList& list) { return {list.data(), static_cast<int64_t>(list.size())}; }
 
 inline IntSpan span_of(const std::vector<int64_t>& list) { return {list.data(), static_cast<int64_t>(list.size())}; }
@@ -120,3 +131,19 @@ void parallel_for(int64_t end, int64_t grain_size, const Function& function) {
 }
 
 }  // namespace onnxpool
+
+#if !defined(TORCH_ONNXPOOL_ATEN)
+template <>
+struct torch::stable::detail::ToImpl<onnxpool::Text> {
+    static onnxpool::Text call(StableIValue argument, uint64_t, bool) {
+        const auto handle = torch::stable::detail::to<StringHandle>(argument);
+        const char* characters = nullptr;
+        size_t length = 0;
+        TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &characters));
+        TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+        onnxpool::Text text{std::string(characters, length)};
+        TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+        return text;
+    }
+};
+#endif
