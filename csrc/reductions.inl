@@ -96,6 +96,45 @@ ONNXPOOL_HOST_DEVICE inline V root_of(V x) {
     return (x > 0) & (x <= std::numeric_limits<A>::max()) ? root : x;  // 0, infinity and NaN are their own roots
 }
 
+// The polynomial with these coefficients, the highest first.
+template <class V>
+inline V polynomial(V x, std::initializer_list<double> coefficients) {
+    V value = x * 0;
+    for (const double coefficient : coefficients) value = value * x + coefficient;
+    return value;
+}
+
+// x^p for float64 x >= 0 and p > 0, without a call, so that loops can be vectorised: good to 1e-12, more than float32
+// and the halves can hold. What would be subnormal is 0. Not for subnormal x.
+template <class V>
+inline V power_of(V x, double p) {
+    constexpr double inverse_log_2 = 0x1.71547652b82fep+0, log_2 = 0x1.62e42fefa39efp-1;
+    constexpr double units_only = 0x1.8p52;  // numbers of this size have no fractions; their last bits count units
+    constexpr uint64_t units_bits = 0x4338000000000000, root_half_bits = 0x3fe6a09e667f3bcd;
+    // x = 2^n m with m from sqrt(1/2) to sqrt(2), and log2(m) by the series of the inverse hyperbolic tangent.
+    const auto biased = (bits_of(x) - root_half_bits + (uint64_t{2048} << 52)) >> 52;
+    const V n = reinterpret<V>(biased + units_bits) - (units_only + 2048);
+    const V m = reinterpret<V>(bits_of(x) - ((biased - 2048) << 52));
+    const V z = (m - 1) / (m + 1), square = z * z;
+    // Even and odd terms apart: they do not wait for each other.
+    const V fourth = square * square;
+    const V series = polynomial(fourth, {1. / 13, 1. / 9, 1. / 5, 1.}) +
+                     square * polynomial(fourth, {1. / 15, 1. / 11, 1. / 7, 1. / 3});
+    const V exponent = p * (n + z * series * (2 * inverse_log_2));
+    // 2^exponent, the fraction by the exponential series.
+    const V shifted = exponent + units_only;
+    const V fraction = (exponent - (shifted - units_only)) * log_2;
+    const V squared = fraction * fraction;
+    V power = polynomial(squared, {1. / 3628800, 1. / 40320, 1. / 720, 1. / 24, 1. / 2, 1.}) +
+              fraction * polynomial(squared, {1. / 362880, 1. / 5040, 1. / 120, 1. / 6, 1.});
+    power = power * reinterpret<V>((bits_of(shifted) + 1023) << 52);
+    constexpr double largest = std::numeric_limits<double>::max();
+    power = exponent < -1022     ? 0 * power
+            : exponent >= 1023.5 ? 0 * power + std::numeric_limits<double>::infinity()
+                                 : power;
+    return (x > 0) & (x <= largest) ? power : x;
+}
+
 // (sum over data of |x|^p)^(1/p). kExponent is p where a kernel is made for it, or 0.
 template <class T, int kExponent = 0>
 struct LpNorm : Sum<wide_accumulator_t<T>> {
@@ -150,6 +189,9 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
         if (is(2)) return base * base;
         if (is(3)) return base * base * base;
         if (is(4)) return (base * base) * (base * base);
+#if !defined(__CUDA_ARCH__)
+        if constexpr (std::is_same_v<T, float>) return power_of(base, p);
+#endif
         return for_each_number(base, [this](Accumulator x) { return std::pow(x, p); });
     }
 
@@ -162,6 +204,7 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
             if (is(3)) return root_of<3>(sum);
             if (is(4)) return root_of<4>(sum);
         }
+        if constexpr (std::is_same_v<T, float>) return power_of(sum, 1 / p);
 #endif
         return for_each_number(sum, [this](Accumulator x) { return library_root(x); });
     }

@@ -147,7 +147,7 @@ template <class G>
 void backward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
     using T = typename G::Element;
     LaneGradients<G> gradients(call);
-    const int64_t block = lanes_per_row(call), blocks = ceil_div(call.geometry.channels, block);
+    const int64_t block = lanes_per_block(call), blocks = ceil_div(call.geometry.channels, block);
     const auto* x = G::kNeedsData ? static_cast<const T*>(call.x.data) : nullptr;
     const auto* y = G::kNeedsData ? static_cast<const T*>(call.y.data) : nullptr;
     for (int64_t unit = begin; unit < end; ++unit) {
@@ -210,7 +210,7 @@ void backward_by_index(const Call& call, int64_t begin, int64_t end) {
         dense[a] = size;
         size *= geometry.axes[a].input;
     }
-    const int64_t block = lanes_per_row(call), blocks = ceil_div(geometry.channels, block);
+    const int64_t block = lanes_per_block(call), blocks = ceil_div(geometry.channels, block);
     const int64_t* index_strides = call.index_strides + 2;
     bool row_major = true;
     for (int a = 0; a < rank; ++a) row_major &= index_strides[a] == dense[a] || geometry.axes[a].input == 1;

@@ -64,9 +64,10 @@ bool is_worth_packing(const Call& call) {
     constexpr double large = 1 << 19;
     const Geometry& geometry = call.geometry;
     if (geometry.axes[geometry.rank - 1].input >= narrow && !R::kInOrder) return false;
-    if (geometry.batch * geometry.channels < kPackedPlanes<R>) return false;
+    const int64_t planes = packed_planes<typename R::Accumulator>(geometry, sizeof(typename R::Element));
+    if (geometry.batch * geometry.channels < planes) return false;
     int64_t x_stride = 1, y_stride = 1;
-    double bytes = sizeof(typename R::Element) * kPackedPlanes<R>;
+    auto bytes = static_cast<double>(planes) * sizeof(typename R::Element);
     for (int a = geometry.rank - 1; a >= 0; --a) {
         const Axis& axis = geometry.axes[a];
         if ((axis.input > 1 && call.x.strides[2 + a] != x_stride) ||
@@ -102,6 +103,13 @@ struct AnyExponent<LpNorm<T, kExponent>> {
 };
 
 template <class R>
+Task plan_packed(const Call& call) {
+    const int64_t planes = packed_planes<typename R::Accumulator>(call.geometry, sizeof(typename R::Element));
+    return {forward_packed<R>, ceil_div(call.geometry.batch * call.geometry.channels, planes),
+            plane_elements(call) * static_cast<double>(planes)};
+}
+
+template <class R>
 Task plan_window(const Call& call) {
     const Geometry& geometry = call.geometry;
     Task task{forward_anywhere<typename AnyExponent<R>::type>,
@@ -110,8 +118,8 @@ Task plan_window(const Call& call) {
     if constexpr (!R::kIndexed) {
         if (call.channels_innermost && call.y.strides[1] == 1) {
             if (!R::kInOrder && is_separable(axis_tables(call))) {
-                return {forward_channel_blocks<R>, geometry.batch * ceil_div(geometry.channels, lanes_per_row(call)),
-                        plane_elements(call) * static_cast<double>(lanes_per_row(call))};
+                return {forward_channel_blocks<R>, geometry.batch * ceil_div(geometry.channels, lanes_per_block(call)),
+                        plane_elements(call) * static_cast<double>(lanes_per_block(call))};
             }
             task.run = forward_channels<R>;
             return task;
@@ -119,9 +127,7 @@ Task plan_window(const Call& call) {
     }
     if constexpr (!R::kIndexed) {
         if (is_worth_packing<R>(call)) {
-            const int64_t planes = geometry.batch * geometry.channels;
-            return {forward_packed<R>, ceil_div(planes, kPackedPlanes<R>),
-                    plane_elements(call) * static_cast<double>(kPackedPlanes<R>)};
+            return plan_packed<R>(call);
         }
     }
     if constexpr (!R::kIndexed && !R::kInOrder) {
@@ -130,12 +136,15 @@ Task plan_window(const Call& call) {
     return task;
 }
 
+constexpr double kSmallPlane = 128;  // elements
+
 // How to compute one window that spans the plane. Its sum is a wide one: see wide_accumulator_t.
 template <class R>
 Task plan_plane(const Call& call) {
     if constexpr (!R::kIndexed && !R::kInOrder) {
         if (has_contiguous_planes(call)) {
             const Geometry& geometry = call.geometry;
+            if (plane_elements(call) <= kSmallPlane && is_worth_packing<R>(call)) return plan_packed<R>(call);
             return {forward_planes<R>, geometry.batch * geometry.channels, elements_per_row(call, 1)};
         }
     }
@@ -182,7 +191,7 @@ Task plan_sum_gradient(const Call& call) {
         for (const Operand* operand : {&x, &y, &call.grad_x, &call.grad_y}) {
             if (operand->strides[1] != 1) return {};
         }
-        units = geometry.batch * ceil_div(geometry.channels, lanes_per_row(call));
+        units = geometry.batch * ceil_div(geometry.channels, lanes_per_block(call));
         run = backward_channel_blocks<G>;
     } else {
         if (!has_planes_in_order(geometry, x, true) || !has_planes_in_order(geometry, call.grad_x, true) ||
@@ -198,7 +207,7 @@ Task plan_sum_gradient(const Call& call) {
 template <class T>
 Task plan_index_gradient(const Call& call) {
     const Geometry& geometry = call.geometry;
-    const int64_t block = lanes_per_row(call);
+    const int64_t block = lanes_per_block(call);
     auto elements = static_cast<double>(block);
     for (int a = 0; a < geometry.rank; ++a) elements *= static_cast<double>(geometry.axes[a].input);
     return {backward_by_index<T>, geometry.batch * ceil_div(geometry.channels, block), elements};

@@ -158,12 +158,22 @@ private:
     }
 
     template <class Take>
+    auto& shifted_rows() {
+        if constexpr (std::is_same_v<typename Take::Source, Accumulator>) {
+            return shifted_accumulators_;
+        } else {
+            return shifted_elements_;
+        }
+    }
+
+    template <class Take>
     void fill_buffer(const typename Take::Source* const* rows, int64_t count, int64_t begin, int64_t end,
                      int64_t x_step, const Take& take) {
         const int64_t columns = end - begin;
         buffer_.resize(std::max<size_t>(buffer_.size(), level_count_ * columns * lanes_));
         const bool one_run = x_step == lanes_;
-        std::vector<const typename Take::Source*> shifted(rows, rows + count);
+        auto& shifted = shifted_rows<Take>();
+        shifted.assign(rows, rows + count);
         for (auto& row : shifted) row += begin * x_step;
         for (int64_t column = 0; column < (one_run ? 1 : columns); ++column) {
             combine_taps(combiner_of(reduction_), shifted.data(), count, one_run ? columns * lanes_ : lanes_, take,
@@ -207,8 +217,8 @@ private:
     const Accumulator* reduced_rows_ = nullptr;
 
     Range taps_[kMaxSpatialRank];
-    std::vector<const T*> elements_, elements_in_place_;
-    std::vector<const Accumulator*> pieces_;
+    std::vector<const T*> elements_, elements_in_place_, shifted_elements_;
+    std::vector<const Accumulator*> pieces_, shifted_accumulators_;
     std::vector<Accumulator> buffer_, sums_;
     std::vector<std::pair<int64_t, int64_t>> out_of_range_;  // outputs and lanes
 };
@@ -221,7 +231,7 @@ void forward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
     const Geometry& geometry = call.geometry;
     const int last = geometry.rank - 1;
     LaneRows<R> rows(reduction, call);
-    const int64_t block = lanes_per_row(call), blocks = ceil_div(geometry.channels, block);
+    const int64_t block = lanes_per_block(call), blocks = ceil_div(geometry.channels, block);
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = unit / blocks, channel = unit % blocks * block;
         const T* x = static_cast<const T*>(call.x.data) + image * call.x.strides[0] + channel;

@@ -1,8 +1,22 @@
 // Part of kernels.inl: see there.
 // Small planes: rows would fill no vector, so that as many planes as a vector has lanes are packed side by side.
 
-template <class R>
-constexpr int64_t kPackedPlanes = 64 / sizeof(typename R::Accumulator) > 16 ? 64 / sizeof(typename R::Accumulator) : 16;
+// How many: whole vectors of them, as long as they stay in the caches.
+template <class A>
+int64_t packed_planes(const Geometry& geometry, int64_t element_size) {
+    constexpr int64_t least = 64 / sizeof(A) > 16 ? 64 / sizeof(A) : 16, most = 8 * least;
+    constexpr double cached_bytes = 1 << 16;
+    double bytes = static_cast<double>(element_size);
+    for (int a = 0; a < geometry.rank; ++a) {
+        bytes *= static_cast<double>(std::max(geometry.axes[a].input, geometry.axes[a].output));
+    }
+    int64_t planes = least;
+    while (planes < most && 2 * bytes * static_cast<double>(planes) <= cached_bytes &&
+           2 * planes <= geometry.batch * geometry.channels) {
+        planes *= 2;
+    }
+    return planes;
+}
 
 // Blocks of this many rows and columns are transposed in registers.
 template <class T>
@@ -52,7 +66,7 @@ void transpose(const T* source, int64_t source_step, T* target, int64_t target_s
 template <class R>
 void forward_packed(const Call& call, int64_t begin, int64_t end) {
     using T = typename R::Element;
-    constexpr int64_t lanes = kPackedPlanes<R>;
+    const int64_t lanes = packed_planes<typename R::Accumulator>(call.geometry, sizeof(T));
     const R reduction(call.parameters);
     const Geometry& geometry = call.geometry;
     LaneRows<R> rows(reduction, call);

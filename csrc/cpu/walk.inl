@@ -28,10 +28,22 @@ inline void for_each_row(const Range* ranges, int rank, const int64_t* const (&s
 
 // Work comes in rows: all positions along the last spatial axis of the written tensor, for one channel or, with
 // channels innermost, for a block of channels.
-constexpr int64_t kChannelBlock = 128;
+constexpr int64_t kChannelBlock = 512;
 
 inline int64_t lanes_per_row(const Call& call) {
     return call.channels_innermost ? std::min(kChannelBlock, call.geometry.channels) : 1;
+}
+
+// Where whole planes are worked on: as many channels as stay in the caches.
+inline int64_t lanes_per_block(const Call& call) {
+    constexpr double cached_accumulators = 1 << 16;
+    double plane = 1;
+    for (int a = 0; a < call.geometry.rank; ++a) {
+        plane *= static_cast<double>(std::max(call.geometry.axes[a].input, call.geometry.axes[a].output));
+    }
+    int64_t lanes = lanes_per_row(call);
+    while (lanes > 16 && static_cast<double>(lanes) * plane > cached_accumulators) lanes = (lanes + 1) / 2;
+    return lanes;
 }
 
 // How many rows there are in the tensor with these sizes along its spatial axes.
