@@ -2,8 +2,6 @@
 // Large windows: the reductions of 2, 4, 8, ... neighbouring taps are shared by all windows, each of which combines a
 // few of them. Nothing is ever subtracted, and sums of many taps err less than one after the other.
 
-// Level l of an axis holds at position i the reduction of the 2^l taps from i on.
-
 // A window's taps as few pieces: use(level, position) from left to right. Maxima may take a tap twice.
 template <bool kMayOverlap, class Use>
 inline void for_each_piece(const Range& taps, const Use& use) {
@@ -19,13 +17,8 @@ inline void for_each_piece(const Range& taps, const Use& use) {
     }
 }
 
-template <class A>
-constexpr bool may_overlap(const Largest<A>*) {
-    return true;
-}
-constexpr bool may_overlap(const void*) { return false; }
 template <class R>
-constexpr bool kMayOverlap = may_overlap(static_cast<const R*>(nullptr));
+constexpr bool kMayOverlap = std::is_base_of_v<Largest<typename R::Accumulator>, R>;
 
 // Whether axes are reduced one after the other, rather than all outer ones at once.
 inline bool is_separable(const std::vector<AxisTable>& tables) {
@@ -39,8 +32,8 @@ inline bool is_separable(const std::vector<AxisTable>& tables) {
     return tables.size() > 2 && taps > 32;
 }
 
-// All levels but the first, of `size` positions `dilation` apart with `run` accumulators each: level l follows level
-// l - 1 after size * run accumulators.
+// Level l holds at position i the reduction of the 2^l taps from i on, `dilation` apart. All levels but the first are
+// built, of `size` positions with `run` accumulators each, one level after the other.
 template <class Combiner>
 void build_levels(const Combiner& combiner, typename Combiner::Accumulator* levels, int64_t count, int64_t size,
                   int64_t dilation, int64_t run) {
