@@ -99,7 +99,7 @@ ONNXPOOL_HOST_DEVICE inline V root_of(V x) {
 // The polynomial with these coefficients, the highest first.
 template <class V>
 inline V polynomial(V x, std::initializer_list<double> coefficients) {
-    V value = x * 0;
+    V value{};
     for (const double coefficient : coefficients) value = value * x + coefficient;
     return value;
 }
@@ -129,9 +129,9 @@ inline V power_of(V x, double p) {
               fraction * polynomial(squared, {1. / 362880, 1. / 5040, 1. / 120, 1. / 6, 1.});
     power = power * reinterpret<V>((bits_of(shifted) + 1023) << 52);
     constexpr double largest = std::numeric_limits<double>::max();
-    power = exponent < -1022     ? 0 * power
-            : exponent >= 1023.5 ? 0 * power + std::numeric_limits<double>::infinity()
-                                 : power;
+    // Outside of float64's exponents `power` is not even a number: these bits mean something else.
+    const V zero{};
+    power = exponent < -1022 ? zero : exponent >= 1023.5 ? zero + std::numeric_limits<double>::infinity() : power;
     return (x > 0) & (x <= largest) ? power : x;
 }
 

@@ -91,7 +91,7 @@ public:
         constexpr int vector = kLanes<Accumulator>;
         const int rank = geometry_.rank;
         prepared_.resize(prepared_size_ * lanes);
-        Range all[kMaxSpatialRank];
+        Range all[kMaxSpatialRank + 1];
         for (int a = 0; a < rank; ++a) all[a] = {0, geometry_.axes[a].output, 1};
         all[rank] = {0, 1, 1};
         int64_t strides[3][kMaxSpatialRank + 1];

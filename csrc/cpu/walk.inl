@@ -5,7 +5,7 @@
 template <int kLayouts, class Row>
 inline void for_each_row(const Range* ranges, int rank, const int64_t* const (&strides)[kLayouts], Row row) {
     int64_t offsets[kLayouts] = {};
-    int64_t outer[kMaxSpatialRank];
+    int64_t outer[kMaxSpatialRank + 1];  // one more: a box may end in an axis of one element
     for (int a = 0; a < rank; ++a) {
         if (ranges[a].count == 0) return;
         outer[a] = ranges[a].begin;
