@@ -43,19 +43,17 @@ class Operator:
     gradient_needs: str | None = None  # a result of the forward pass: Y or Indices
     with_indices: Operator | None = None  # gives Indices, if this one does not
 
+    gives_indices: bool = field(init=False)
     op: torch._ops.OpOverload = field(init=False)
     call: Callable = field(init=False)  # what op calls in turn: 0.3 us cheaper, but unknown to compilers
     backward_op: torch._ops.OpOverload = field(init=False)
 
     def __post_init__(self) -> None:
+        self.gives_indices = self.name.endswith("_with_indices")
         self.op = _overload(self.name)
         self.call = self.op._op
         if self.differentiable:
             self.backward_op = _overload(self.backward_name)
-
-    @property
-    def gives_indices(self) -> bool:
-        return self.name.endswith("_with_indices")
 
     @property
     def backward_name(self) -> str:
@@ -65,11 +63,11 @@ class Operator:
     def backward_inputs(self) -> int:
         return 1 + self.inputs + (self.gradient_needs is not None)
 
-    def keep(self, tensors: Sequence[Tensor], result: Any) -> tuple[Tensor, ...]:
+    def keep(self, tensors: Sequence[Tensor], result: Any) -> Sequence[Tensor]:
         """What the gradient wants of the forward pass."""
         if self.gives_indices:
             return (*tensors, result[1])
-        return (*tensors, result) if self.gradient_needs == "Y" else tuple(tensors)
+        return (*tensors, result) if self.gradient_needs == "Y" else tensors
 
     def gradient(self, grad_Y: Tensor, *kept: Tensor, **attributes: Any) -> Tensor:
         """grad_X, by the operator of its own that computes it."""
@@ -249,14 +247,16 @@ def _register_fake_backward(operator: Operator) -> None:
 # ---- Gradients ----
 
 
+def _with_kernel_shape(attributes: dict[str, Any], kernel_shape: Sequence) -> dict[str, Any]:
+    """The attributes, and the one that goes by position if there is one."""
+    return {**attributes, "kernel_shape": kernel_shape[0]} if kernel_shape else attributes
+
+
 def _split(
     arguments: Sequence, tensor_count: int, keyword_only: dict[str, Any] | None
 ) -> tuple[Sequence, dict[str, Any]]:
     """The tensors among an operator's arguments, and its attributes."""
-    attributes = keyword_only or {}
-    if len(arguments) > tensor_count:
-        attributes = {**attributes, "kernel_shape": arguments[tensor_count]}
-    return arguments[:tensor_count], attributes
+    return arguments[:tensor_count], _with_kernel_shape(keyword_only or {}, arguments[tensor_count:])
 
 
 def _register_gradient(operator: Operator) -> None:
@@ -290,22 +290,23 @@ class PoolFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(operator: Operator, attributes: dict[str, Any], *arguments: Any):
-        with below_autograd():
-            return operator.call(*arguments, **attributes)
+        _guard = below_autograd()  # while this frame lives
+        return operator.call(*arguments, **attributes)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        operator, attributes, *arguments = inputs
-        tensors, ctx.attributes = _split(arguments, operator.inputs, attributes)
-        ctx.save_for_backward(*operator.keep(tensors, output))
-        ctx.operator, ctx.argument_count = operator, len(arguments)
+        operator = inputs[0]
+        ctx.save_for_backward(*operator.keep(inputs[2 : 2 + operator.inputs], output))
+        ctx.call = inputs[:2], inputs[2 + operator.inputs :]  # split in backward, which not every call has
         if operator.gives_indices:
             ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx, grad_Y, *_):
-        grad_X = ctx.operator.gradient(grad_Y, *ctx.saved_tensors, **ctx.attributes)
-        return (None, None, grad_X, *[None] * (ctx.argument_count - 1))
+        (operator, attributes), kernel_shape = ctx.call
+        attributes = _with_kernel_shape(attributes, kernel_shape)
+        grad_X = operator.gradient(grad_Y, *ctx.saved_tensors, **attributes)
+        return (None, None, grad_X, *[None] * (operator.inputs - 1 + len(kernel_shape)))
 
     @staticmethod
     def vmap(info, in_dims, operator, attributes, *arguments):
