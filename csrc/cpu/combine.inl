@@ -17,13 +17,13 @@ inline void in_vectors(int64_t size, const Body& body) {
     if (i < size) body(size - kCount, vector);
 }
 
-// How what is read becomes accumulators: elements are lifted, accumulators are taken as they are.
+// How what is read of a tap becomes accumulators: elements are lifted, accumulators are taken as they are.
 template <class R>
 struct Lift {
     using Source = typename R::Element;
     const R& reduction;
     template <class V>
-    auto operator()(V x) const {
+    auto operator()(V x, int64_t) const {
         return reduction.lift(x);
     }
 };
@@ -32,7 +32,7 @@ template <class A>
 struct AsItIs {
     using Source = A;
     template <class V>
-    V operator()(V a) const {
+    V operator()(V a, int64_t) const {
         return a;
     }
 };
@@ -91,16 +91,16 @@ inline void combine_taps(const Combiner& combiner, const typename Take::Source* 
     constexpr int lanes = kLanes<typename Combiner::Accumulator>;
     const auto *tap0 = taps[0], *tap1 = taps[count > 1 ? 1 : 0], *tap2 = taps[count > 2 ? 2 : 0];
     if (count == 1) {
-        in_vectors<lanes>(size, [&](int64_t i, auto n) { put(i, take(load<n>(tap0 + i))); });
+        in_vectors<lanes>(size, [&](int64_t i, auto n) { put(i, take(load<n>(tap0 + i), 0)); });
     } else if (count == 2) {
         in_vectors<lanes>(size, [&](int64_t i, auto n) {
-            put(i, combiner.combine(take(load<n>(tap0 + i)), take(load<n>(tap1 + i))));
+            put(i, combiner.combine(take(load<n>(tap0 + i), 0), take(load<n>(tap1 + i), 1)));
         });
     } else {
         in_vectors<lanes>(size, [&](int64_t i, auto n) {
-            auto sum = combiner.combine(take(load<n>(tap0 + i)), take(load<n>(tap1 + i)));
-            sum = combiner.combine(sum, take(load<n>(tap2 + i)));
-            for (int64_t tap = 3; tap < count; ++tap) sum = combiner.combine(sum, take(load<n>(taps[tap] + i)));
+            auto sum = combiner.combine(take(load<n>(tap0 + i), 0), take(load<n>(tap1 + i), 1));
+            sum = combiner.combine(sum, take(load<n>(tap2 + i), 2));
+            for (int64_t tap = 3; tap < count; ++tap) sum = combiner.combine(sum, take(load<n>(taps[tap] + i), tap));
             put(i, sum);
         });
     }

@@ -10,6 +10,7 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "vectors.inl"
 #include "anywhere.inl"
 #include "combine.inl"
+#include "keys.inl"
 #include "sliding.inl"
 #include "lanes.inl"
 #include "packed.inl"
@@ -92,14 +93,18 @@ inline double elements_per_row(const Call& call, int64_t row_length) {
     return elements;
 }
 
-// Where speed is no aim, one kernel serves all exponents.
+// What does the same where speed is no aim: one kernel serves all exponents, and all positions.
 template <class R>
-struct AnyExponent {
+struct GeneralForm {
     using type = R;
 };
 template <class T, int kExponent>
-struct AnyExponent<LpNorm<T, kExponent>> {
+struct GeneralForm<LpNorm<T, kExponent>> {
     using type = LpNorm<T>;
+};
+template <class T>
+struct GeneralForm<KeyedMax<T>> {
+    using type = MaxWithIndex<T>;
 };
 
 template <class R>
@@ -112,23 +117,22 @@ Task plan_packed(const Call& call) {
 template <class R>
 Task plan_window(const Call& call) {
     const Geometry& geometry = call.geometry;
-    Task task{forward_anywhere<typename AnyExponent<R>::type>,
+    Task task{forward_anywhere<typename GeneralForm<R>::type>,
               count_rows(call, [](const Axis& axis) { return axis.output; }),
               elements_per_row(call, geometry.axes[geometry.rank - 1].output)};
     if constexpr (!R::kIndexed) {
         if (call.channels_innermost && call.y.strides[1] == 1) {
-            if (!R::kInOrder && is_separable(axis_tables(call))) {
-                return {forward_channel_blocks<R>, geometry.batch * ceil_div(geometry.channels, lanes_per_block(call)),
-                        plane_elements(call) * static_cast<double>(lanes_per_block(call))};
+            if constexpr (!R::kInOrder && !is_keyed<R>) {
+                if (is_separable(axis_tables(call))) {
+                    const int64_t lanes = lanes_per_block(call);
+                    return {forward_channel_blocks<R>, geometry.batch * ceil_div(geometry.channels, lanes),
+                            plane_elements(call) * static_cast<double>(lanes)};
+                }
             }
             task.run = forward_channels<R>;
             return task;
         }
-    }
-    if constexpr (!R::kIndexed) {
-        if (is_worth_packing<R>(call)) {
-            return plan_packed<R>(call);
-        }
+        if (is_worth_packing<R>(call)) return plan_packed<R>(call);
     }
     if constexpr (!R::kIndexed && !R::kInOrder) {
         if (has_contiguous_rows(call)) task.run = forward_rows<R>;
@@ -162,6 +166,9 @@ struct WideSums<Average<T>> {
 
 template <class R>
 Task plan_forward_of(const Call& call) {
+    if constexpr (R::kIndexed && !std::is_same_v<typename R::Element, double>) {
+        if (can_be_keyed(call)) return plan_forward_of<KeyedMax<typename R::Element>>(call);
+    }
     if (spans_plane(call.geometry)) return plan_plane<typename WideSums<R>::type>(call);
     return plan_window<R>(call);
 }
@@ -229,7 +236,7 @@ Task plan_backward_of(const Call& call) {
         }
         if (task.run) return task;
         const Geometry& geometry = call.geometry;
-        return {backward_anywhere<typename AnyExponent<typename WideSums<R>::type>::type>,
+        return {backward_anywhere<typename GeneralForm<typename WideSums<R>::type>::type>,
                 count_rows(call, [](const Axis& axis) { return axis.input; }),
                 elements_per_row(call, geometry.axes[geometry.rank - 1].input)};
     }

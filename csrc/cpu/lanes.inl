@@ -19,20 +19,25 @@ public:
           tables_(axis_tables(call)),
           divisors_(axis_.output),
           level_count_(tables_[rank_ - 1].level_count),
-          is_separable_(!R::kInOrder && is_separable(tables_)),
+          is_separable_(!R::kInOrder && !is_keyed<R> && is_separable(tables_)),
+          position_strides_(is_keyed<R> ? call.index_strides + 2 : nullptr),
           outer_reduction_(reduction, tables_, rank_ - 1) {}
 
-    // The lanes whose rows are asked for next, and the strides of their spatial axes.
-    void set_lanes(const T* x, const int64_t* x_strides, int64_t lanes) {
+    // The lanes whose rows are asked for next, and the strides of their spatial axes; where Indices are, the one of the
+    // first lane's first element, and how far the lanes are apart.
+    void set_lanes(const T* x, const int64_t* x_strides, int64_t lanes, int64_t first_index, int64_t index_step) {
         x_ = x;
         x_strides_ = x_strides;
         lanes_ = lanes;
+        first_index_ = first_index;
+        index_step_ = index_step;
         if (is_separable_) reduced_rows_ = outer_reduction_.compute(x, x_strides, lanes);
     }
 
     // The row at the coordinates `outer` along all spatial axes but the last, the row_index-th of the plane. y_step is
-    // the stride of the last one.
-    void compute(const int64_t* outer, int64_t row_index, T* y, int64_t y_step) {
+    // the stride of the last one, in y and in Indices.
+    void compute(const int64_t* outer, int64_t row_index, T* y, int64_t* indices, int64_t y_step) {
+        indices_ = indices;
         double factor = 1;
         for (int a = 0; a + 1 < rank_; ++a) {
             taps_[a] = tables_[a].taps[outer[a]];
@@ -47,17 +52,22 @@ public:
         if constexpr (R::kInOrder) {
             for (int64_t output = 0; output < axis_.output; ++output) {
                 if (divisors_[output] == 0) {
-                    std::fill_n(y + output * y_step, lanes_, reduction_.empty());
+                    fill_empty(y, output * y_step);
                     continue;
                 }
                 taps_[rank_ - 1] = tables_[rank_ - 1].taps[output];
                 gather_taps();
-                finish(elements_.data(), elements_.size(), 1, output, Lift<R>{reduction_}, y + output * y_step);
+                finish(elements_.data(), elements_.size(), 1, output, Lift<R>{reduction_}, y, output * y_step);
             }
         } else {
             taps_[rank_ - 1] = {0, 1, 1};
             gather_taps();
-            along_row(elements_.data(), static_cast<int64_t>(elements_.size()), x_step, Lift<R>{reduction_}, y, y_step);
+            const auto count = static_cast<int64_t>(elements_.size());
+            if constexpr (is_keyed<R>) {
+                along_row(elements_.data(), count, x_step, LiftRows<R>{reduction_, positions_.data()}, y, y_step);
+            } else {
+                along_row(elements_.data(), count, x_step, Lift<R>{reduction_}, y, y_step);
+            }
         }
     }
 
@@ -79,7 +89,12 @@ private:
         for (int64_t output = 0; output < axis_.output; ++output) divisors_[output] = factor * own[output];
     }
 
-    // The elements at taps_, in row-major order.
+    void fill_empty(T* y, int64_t offset) {
+        std::fill_n(y + offset, lanes_, reduction_.empty());
+        if (is_keyed<R>) std::fill_n(indices_ + offset, lanes_, -1);
+    }
+
+    // The elements at taps_, in row-major order, and their positions where they matter.
     void gather_taps() {
         const Range& along = taps_[rank_ - 1];
         const int64_t step = along.step * x_strides_[rank_ - 1];
@@ -87,6 +102,10 @@ private:
         for_each_row<1>(taps_, rank_, {x_strides_}, [&](const int64_t (&offsets)[1], const int64_t*) {
             for (int64_t i = 0; i < along.count; ++i) elements_.push_back(x_ + offsets[0] + i * step);
         });
+        if (!is_keyed<R>) return;
+        positions_.clear();
+        for_each_row<1>(taps_, rank_, {position_strides_},
+                        [&](const int64_t (&offsets)[1], const int64_t*) { positions_.push_back(offsets[0]); });
     }
 
     // Combines rows, whose positions are x_step apart, and then what that gives along the row.
@@ -94,15 +113,15 @@ private:
     void along_row(const typename Take::Source* const* rows, int64_t count, int64_t x_step, const Take& take, T* y,
                    int64_t y_step) {
         // One row whose elements cost nothing to look at need not be copied.
-        const bool in_place =
-            count == 1 && level_count_ == 1 && (std::is_same_v<typename Take::Source, Accumulator> || !is_norm<R>);
+        const bool in_place = count == 1 && level_count_ == 1 && !is_keyed<R> &&
+                              (std::is_same_v<typename Take::Source, Accumulator> || !is_norm<R>);
         const std::vector<Range>& windows = tables_[rank_ - 1].taps;
         int64_t buffer_end = 0;  // the buffer holds the columns buffer_begin ... buffer_end - 1
         int64_t buffer_begin = 0;
         for (int64_t output = 0; output < axis_.output;) {
             const Range& taps = windows[output];
             if (divisors_[output] == 0) {
-                std::fill_n(y + output * y_step, lanes_, reduction_.empty());
+                fill_empty(y, output * y_step);
                 ++output;
                 continue;
             }
@@ -118,20 +137,19 @@ private:
             // Windows one element apart are one run in memory.
             const int64_t available = in_place ? axis_.input : buffer_end;
             int64_t run = 1;
-            if (axis_.stride == 1 && y_step == lanes_ && (!in_place || x_step == lanes_)) {
+            if (axis_.stride == 1 && !is_keyed<R> && y_step == lanes_ && (!in_place || x_step == lanes_)) {
                 while (output + run < axis_.output && windows[output + run].begin == taps.begin + run &&
                        windows[output + run].count == taps.count && last + run < available &&
                        divisors_[output + run] == divisors_[output]) {
                     ++run;
                 }
             }
-            T* target = y + output * y_step;
             if (in_place) {
                 sources<Take>().clear();
                 for (int64_t i = 0; i < taps.count; ++i) {
                     sources<Take>().push_back(rows[0] + (taps.begin + i * taps.step) * x_step);
                 }
-                finish(sources<Take>().data(), taps.count, run, output, take, target);
+                finish(sources<Take>().data(), taps.count, run, output, take, y, output * y_step);
             } else {
                 pieces_.clear();
                 const auto piece = [&](int64_t level, int64_t position) {
@@ -142,7 +160,7 @@ private:
                 } else {
                     for (int64_t i = 0; i < taps.count; ++i) piece(0, taps.begin + i * taps.step);
                 }
-                finish(pieces_.data(), pieces_.size(), run, output, AsItIs<Accumulator>(), target);
+                finish(pieces_.data(), pieces_.size(), run, output, AsItIs<Accumulator>(), y, output * y_step);
             }
             output += run;
         }
@@ -171,13 +189,19 @@ private:
                      int64_t x_step, const Take& take) {
         const int64_t columns = end - begin;
         buffer_.resize(std::max<size_t>(buffer_.size(), level_count_ * columns * lanes_));
-        const bool one_run = x_step == lanes_;
+        const bool one_run = x_step == lanes_ && !is_keyed<R>;
         auto& shifted = shifted_rows<Take>();
         shifted.assign(rows, rows + count);
         for (auto& row : shifted) row += begin * x_step;
         for (int64_t column = 0; column < (one_run ? 1 : columns); ++column) {
-            combine_taps(combiner_of(reduction_), shifted.data(), count, one_run ? columns * lanes_ : lanes_, take,
-                         Keep<Accumulator>{buffer_.data() + column * lanes_});
+            Accumulator* target = buffer_.data() + column * lanes_;
+            const int64_t size = one_run ? columns * lanes_ : lanes_;
+            if constexpr (is_keyed<R>) {
+                combine_taps(combiner_of(reduction_), shifted.data(), count, size, take,
+                             KeepColumns<R>{reduction_, target, begin + column, 0});
+            } else {
+                combine_taps(combiner_of(reduction_), shifted.data(), count, size, take, Keep<Accumulator>{target});
+            }
             for (auto& row : shifted) row += x_step;
         }
         build_levels(combiner_of(reduction_), buffer_.data(), level_count_, columns, axis_.dilation, lanes_);
@@ -186,10 +210,13 @@ private:
     // The results of `run` windows from `output` on.
     template <class Take>
     void finish(const typename Take::Source* const* taps, int64_t count, int64_t run, int64_t output, const Take& take,
-                T* y) {
+                T* y, int64_t offset) {
         const int64_t size = lanes_ * run;
-        const Finish<R> finish{reduction_, y, static_cast<Accumulator>(divisors_[output])};
-        if constexpr (may_leave_range<R>) {
+        const Finish<R> finish{reduction_, y + offset, static_cast<Accumulator>(divisors_[output])};
+        if constexpr (is_keyed<R>) {
+            combine_taps(combiner_of(reduction_), taps, count, size, take,
+                         FinishKeys<R>{reduction_, y + offset, indices_ + offset, first_index_, index_step_});
+        } else if constexpr (may_leave_range<R>) {
             sums_.resize(std::max<size_t>(sums_.size(), size));
             combine_taps(combiner_of(reduction_), taps, count, size, take, Keep<Accumulator>{sums_.data()});
             if (!finish_sums(reduction_, sums_.data(), size, finish)) return;
@@ -209,16 +236,20 @@ private:
     double divided_for_ = -1;
     const int64_t level_count_;  // of the last axis
     const bool is_separable_;
+    const int64_t* const position_strides_;
     AxisByAxis<R> outer_reduction_;
 
     const T* x_ = nullptr;
     const int64_t* x_strides_ = nullptr;
     int64_t lanes_ = 0;
+    int64_t first_index_ = 0, index_step_ = 0;
+    int64_t* indices_ = nullptr;
     const Accumulator* reduced_rows_ = nullptr;
 
     Range taps_[kMaxSpatialRank];
     std::vector<const T*> elements_, elements_in_place_, shifted_elements_;
     std::vector<const Accumulator*> pieces_, shifted_accumulators_;
+    std::vector<int64_t> positions_;
     std::vector<Accumulator> buffer_, sums_;
     std::vector<std::pair<int64_t, int64_t>> out_of_range_;  // outputs and lanes
 };
@@ -236,10 +267,10 @@ void forward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
         const int64_t image = unit / blocks, channel = unit % blocks * block;
         const T* x = static_cast<const T*>(call.x.data) + image * call.x.strides[0] + channel;
         T* y = static_cast<T*>(call.y.data) + image * call.y.strides[0] + channel;
-        rows.set_lanes(x, call.x.strides + 2, std::min(block, geometry.channels - channel));
+        rows.set_lanes(x, call.x.strides + 2, std::min(block, geometry.channels - channel), 0, 0);
         for_each_output_row(geometry, call.y.strides + 2, [&](const int64_t* outer, int64_t row, int64_t offset) {
             T* y_row = y + offset;
-            rows.compute(outer, row, y_row, call.y.strides[2 + last]);
+            rows.compute(outer, row, y_row, nullptr, call.y.strides[2 + last]);
             if constexpr (may_leave_range<R>) {
                 rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
                     y_row[output * call.y.strides[2 + last] + lane] = rescaled_norm<T>(call, taps, x + lane);
@@ -260,8 +291,15 @@ void forward_channels(const Call& call, int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; ++unit, position.advance()) {
         const T* x = plane_of<const T>(call.x, position);
         T* y = row_of<T>(call.y, position, call.geometry.rank);
-        rows.set_lanes(x, call.x.strides + 2, position.lanes);
-        rows.compute(position.outer, 0, y, call.y.strides[2 + last]);
+        int64_t* indices = nullptr;
+        int64_t first_index = 0, index_step = 0;
+        if constexpr (is_keyed<R>) {
+            indices = row_of<int64_t>(call.indices, position, call.geometry.rank);
+            index_step = call.index_strides[1];
+            first_index = position.image * call.index_strides[0] + position.channel * index_step;
+        }
+        rows.set_lanes(x, call.x.strides + 2, position.lanes, first_index, index_step);
+        rows.compute(position.outer, 0, y, indices, call.y.strides[2 + last]);
         if constexpr (may_leave_range<R>) {
             rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
                 y[output * call.y.strides[2 + last] + lane] = rescaled_norm<T>(call, taps, x + lane);

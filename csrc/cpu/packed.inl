@@ -80,6 +80,8 @@ void forward_packed(const Call& call, int64_t begin, int64_t end) {
         y_size *= geometry.axes[a].output;
     }
     std::vector<T> x(x_size * lanes), y(y_size * lanes);
+    std::vector<int64_t> indices(is_keyed<R> ? y.size() : 0);
+    const int64_t index_step = is_keyed<R> ? call.index_strides[1] : 0;
 
     for (int64_t group = begin; group < end; ++group) {
         const int64_t first_plane = group * lanes;
@@ -87,10 +89,10 @@ void forward_packed(const Call& call, int64_t begin, int64_t end) {
         const T* source = static_cast<const T*>(call.x.data) + first_plane * call.x.strides[1];
         T* target = static_cast<T*>(call.y.data) + first_plane * call.y.strides[1];
         transpose(source, call.x.strides[1], x.data(), lanes, planes, x_size);
-        rows.set_lanes(x.data(), x_strides, lanes);
+        rows.set_lanes(x.data(), x_strides, lanes, first_plane * index_step, index_step);
         for_each_output_row(geometry, y_strides, [&](const int64_t* outer, int64_t row, int64_t offset) {
             T* y_row = y.data() + offset;
-            rows.compute(outer, row, y_row, lanes);
+            rows.compute(outer, row, y_row, indices.data() + offset, lanes);
             if constexpr (may_leave_range<R>) {
                 rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
                     if (lane >= planes) return;
@@ -99,5 +101,10 @@ void forward_packed(const Call& call, int64_t begin, int64_t end) {
             }
         });
         transpose(y.data(), lanes, target, call.y.strides[1], y_size, planes);
+        if constexpr (is_keyed<R>) {
+            const int64_t step = call.indices.strides[1];
+            transpose(indices.data(), lanes, static_cast<int64_t*>(call.indices.data) + first_plane * step, step,
+                      y_size, planes);
+        }
     }
 }

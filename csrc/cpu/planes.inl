@@ -19,11 +19,12 @@ inline typename R::Accumulator reduce_contiguous(const R& reduction, const typen
     int64_t done = 0;
     for (; done + kAccumulators <= size; done += kAccumulators) {
         for (int i = 0; i < kAccumulators; ++i) {
-            partial[i] = reduction.combine(partial[i], reduction.lift(load<1>(x + done + i)));
+            partial[i] = reduction.combine(partial[i], lift_at(reduction, load<1>(x + done + i), done + i));
         }
     }
-    for (int i = 0; i < size - done; ++i)
-        partial[i] = reduction.combine(partial[i], reduction.lift(load<1>(x + done + i)));
+    for (int i = 0; i < size - done; ++i) {
+        partial[i] = reduction.combine(partial[i], lift_at(reduction, load<1>(x + done + i), done + i));
+    }
     return combine_halves<kAccumulators>(reduction, partial);
 }
 
@@ -46,5 +47,10 @@ void forward_planes(const Call& call, int64_t begin, int64_t end) {
         const auto accumulator =
             size < 512 ? reduce_contiguous<16>(reduction, x, size) : reduce_contiguous<64>(reduction, x, size);
         *y = finish_window(reduction, call, taps, x, accumulator, static_cast<double>(size));
+        if constexpr (is_keyed<R>) {
+            auto* indices = static_cast<int64_t*>(call.indices.data);
+            indices[image * call.indices.strides[0] + channel * call.indices.strides[1]] =
+                image * call.index_strides[0] + channel * call.index_strides[1] + reduction.position(accumulator);
+        }
     }
 }

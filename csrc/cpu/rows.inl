@@ -86,7 +86,7 @@ void forward_rows(const Call& call, int64_t begin, int64_t end) {
     const Axis& axis = geometry.axes[last];
     const std::vector<AxisTable> tables = axis_tables(call);
     const bool has_empty_window = std::count(tables[last].factors.begin(), tables[last].factors.end(), 0.0) > 0;
-    const bool separable = is_separable(tables);
+    const bool separable = !is_keyed<R> && is_separable(tables);
     AxisByAxis<R> outer_reduction(reduction, tables, last);
     const Accumulator* reduced_rows = nullptr;
     const T* reduced_plane = nullptr;
@@ -94,12 +94,14 @@ void forward_rows(const Call& call, int64_t begin, int64_t end) {
     std::vector<Accumulator> divisors(axis.output), sums(axis.output);
     double divided_for = -1;
     std::vector<const T*> rows;
+    std::vector<int64_t> positions;
     Range taps[kMaxSpatialRank];
 
     RowPosition position(call, begin, [](const Axis& a) { return a.output; });
     for (int64_t row = begin; row < end; ++row, position.advance()) {
         const T* plane = plane_of<const T>(call.x, position);
         T* y = row_of<T>(call.y, position, geometry.rank);
+        int64_t* indices = is_keyed<R> ? row_of<int64_t>(call.indices, position, geometry.rank) : nullptr;
         double factor = 1;
         for (int a = 0; a < last; ++a) {
             taps[a] = tables[a].taps[position.outer[a]];
@@ -107,6 +109,7 @@ void forward_rows(const Call& call, int64_t begin, int64_t end) {
         }
         if (factor == 0) {
             std::fill(y, y + axis.output, reduction.empty());
+            if (is_keyed<R>) std::fill_n(indices, axis.output, -1);
             continue;
         }
         if (separable) {
@@ -118,8 +121,17 @@ void forward_rows(const Call& call, int64_t begin, int64_t end) {
             taps[last] = {0, 1, 1};
             for_each_row<1>(taps, geometry.rank, {call.x.strides + 2},
                             [&](const int64_t (&offsets)[1], const int64_t*) { rows.push_back(plane + offsets[0]); });
-            combine_taps(combiner_of(reduction), rows.data(), static_cast<int64_t>(rows.size()), axis.input,
-                         Lift<R>{reduction}, Keep<Accumulator>{padded.data()});
+            const auto count = static_cast<int64_t>(rows.size());
+            if constexpr (is_keyed<R>) {
+                positions.clear();
+                for_each_row<1>(taps, geometry.rank, {call.index_strides + 2},
+                                [&](const int64_t (&offsets)[1], const int64_t*) { positions.push_back(offsets[0]); });
+                combine_taps(combiner_of(reduction), rows.data(), count, axis.input,
+                             LiftRows<R>{reduction, positions.data()}, KeepColumns<R>{reduction, padded.data(), 0, 1});
+            } else {
+                combine_taps(combiner_of(reduction), rows.data(), count, axis.input, Lift<R>{reduction},
+                             Keep<Accumulator>{padded.data()});
+            }
         }
         if (R::kDivides && factor != divided_for) {
             divided_for = factor;
@@ -131,7 +143,11 @@ void forward_rows(const Call& call, int64_t begin, int64_t end) {
         const FinishEach<R> finish{reduction, y, divisors.data()};
         const auto count = static_cast<int64_t>(pieces.size());
         const AsItIs<Accumulator> take;
-        if constexpr (may_leave_range<R>) {
+        if constexpr (is_keyed<R>) {
+            const int64_t index = position.image * call.index_strides[0] + position.channel * call.index_strides[1];
+            combine_taps(combiner_of(reduction), pieces.data(), count, axis.output, take,
+                         FinishKeys<R>{reduction, y, indices, index, 0});
+        } else if constexpr (may_leave_range<R>) {
             combine_taps(combiner_of(reduction), pieces.data(), count, axis.output, take,
                          Keep<Accumulator>{sums.data()});
             const bool any = finish_sums(reduction, sums.data(), axis.output, finish);
@@ -143,7 +159,9 @@ void forward_rows(const Call& call, int64_t begin, int64_t end) {
             combine_taps(combiner_of(reduction), pieces.data(), count, axis.output, take, finish);
         }
         for (int64_t o = 0; has_empty_window && o < axis.output; ++o) {
-            if (tables[last].factors[o] == 0) y[o] = reduction.empty();
+            if (tables[last].factors[o] != 0) continue;
+            y[o] = reduction.empty();
+            if (is_keyed<R>) indices[o] = -1;
         }
     }
 }

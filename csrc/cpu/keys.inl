@@ -1,0 +1,145 @@
+// Part of kernels.inl: see there.
+// A maximum and its position as one integer, so that "the larger value, of equal ones the first" is the larger key, and
+// maxima with indices run through the same loops as all other reductions.
+
+// From the highest bit: 32 bits that order like the values (NaN above everything, both zeros alike), 31 bits that count
+// down with the position in the plane, and whether the value is -0.
+constexpr int64_t kMaxKeyedPositions = int64_t{1} << 31;
+
+template <class T>
+struct KeyedMax : Largest<int64_t> {
+    using Element = T;
+    static constexpr int64_t kFirstPosition = 0xfffffffe;
+
+    explicit KeyedMax(const Parameters&) {}
+
+    // The key of x at position 0.
+    template <class V>
+    auto lift(V x) const {
+        if constexpr (std::is_integral_v<T>) {
+            return key_of(convert<int32_t>(x), 0);
+        } else {
+            constexpr auto lowest = std::numeric_limits<int32_t>::min(), highest = std::numeric_limits<int32_t>::max();
+            const auto bits = reinterpret<with_numbers_t<int32_t, V>>(x);
+            const decltype(with_numbers_t<int32_t, V>(bits)) zero{};
+            const auto negative_zero = bits == lowest ? zero + 1 : zero;
+            const auto ordered = (bits ^ ((bits >> 31) & highest)) + negative_zero;
+            return key_of(x != x ? zero + highest : ordered, convert<int64_t>(negative_zero));
+        }
+    }
+
+    // The key of the same value that much further on.
+    template <class V, class Position>
+    V moved(V key, Position positions) const {
+        return key - 2 * positions;
+    }
+
+    template <class V>
+    auto position(V key) const {
+        return (kFirstPosition + 1 - (key & 0xffffffff)) >> 1;
+    }
+
+    template <class V>
+    auto finish(V key) const {
+        const auto ordered = convert<int32_t>(key >> 32);
+        if constexpr (std::is_integral_v<T>) {
+            return convert<T>(ordered);
+        } else {
+            const auto bits = ordered ^ ((ordered >> 31) & std::numeric_limits<int32_t>::max());
+            const auto sign = convert<uint32_t>(key & 1) << 31;
+            return convert<T>(reinterpret<with_numbers_t<float, V>>(convert<uint32_t>(bits) | sign));
+        }
+    }
+
+    T empty() const { return static_cast<T>(lowest_finite<T>()); }
+
+private:
+    template <class V, class Flag>
+    static auto key_of(V ordered, Flag flag) {
+        const auto high = convert<uint64_t>(ordered) << 32;
+        return reinterpret<with_numbers_t<int64_t, V>>(high) + (kFirstPosition + flag);
+    }
+};
+
+template <class R>
+constexpr bool is_keyed = false;
+template <class T>
+constexpr bool is_keyed<KeyedMax<T>> = true;
+
+// Whether positions fit into keys and are what Indices count, and Indices lie as Y does.
+inline bool can_be_keyed(const Call& call) {
+    const Geometry& geometry = call.geometry;
+    double positions = 1;
+    bool row_major = true;
+    if (!std::equal(call.y.strides, call.y.strides + 2 + geometry.rank, call.indices.strides)) return false;
+    for (int a = geometry.rank - 1; a >= 0; --a) {
+        const int64_t size = geometry.axes[a].input;
+        row_major &= size == 1 || static_cast<double>(call.index_strides[2 + a]) == positions;
+        positions *= static_cast<double>(size);
+    }
+    return row_major && positions <= static_cast<double>(kMaxKeyedPositions);
+}
+
+// The accumulator of x, an element at this position of its plane.
+template <class R, class V>
+inline auto lift_at(const R& reduction, V x, int64_t position) {
+    if constexpr (is_keyed<R>) {
+        return reduction.moved(reduction.lift(x), position);
+    } else {
+        return reduction.lift(x);
+    }
+}
+
+// 0, 1, 2, ...
+template <class V, int... i>
+inline V counting(std::integer_sequence<int, i...>) {
+    return V{i...};
+}
+template <class V>
+inline V counting() {
+    if constexpr (is_vector<V>) {
+        return counting<V>(std::make_integer_sequence<int, Shape<V>::kCount>());
+    } else {
+        return 0;
+    }
+}
+
+// Elements of several rows become keys,
+template <class R>
+struct LiftRows {
+    using Source = typename R::Element;
+    const R& reduction;
+    const int64_t* positions;  // of the rows' first elements
+    template <class V>
+    auto operator()(V x, int64_t row) const {
+        return reduction.moved(reduction.lift(x), positions[row]);
+    }
+};
+
+// whose positions still lack the column: that of the first one and how much it grows.
+template <class R>
+struct KeepColumns {
+    const R& reduction;
+    int64_t* target;
+    int64_t column;
+    int64_t step;
+    template <class V>
+    void operator()(int64_t i, V key) const {
+        store(target + i, reduction.moved(key, column + step * (i + counting<V>())));
+    }
+};
+
+// Maxima and Indices.
+template <class R>
+struct FinishKeys {
+    const R& reduction;
+    typename R::Element* y;
+    int64_t* indices;
+    int64_t index;  // of the first plane's first element
+    int64_t step;   // to the next lane's plane
+    template <class V>
+    void operator()(int64_t i, V key) const {
+        store(y + i, reduction.finish(key));
+        store(indices + i, reduction.position(key) + (index + step * (i + counting<V>())));
+    }
+};
