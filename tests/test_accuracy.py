@@ -1,4 +1,4 @@
-"""float32 results are at least as close to the exact value as onnxruntime's."""
+"""float32 results are at least as close to the exact value as onnxruntime's, gradients as torch's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import numpy as np
 import onnxruntime
 import oracle
 import pytest
+import torch
+import torch.nn.functional as F
 from cases import Case
 from onnx import TensorProto, helper
 from tensors import arrange, call, to_array, to_tensor
@@ -75,3 +77,33 @@ def test_small_windows_are_added_in_onnxruntimes_order(shape, attributes, layout
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     ours = to_array(call(case, [arrange(to_tensor(x), layout)]))
     np.testing.assert_array_equal(ours, onnxruntime_result(case, x, opset=18))
+
+
+GRADIENTS = [
+    ("AveragePool", {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    ("AveragePool", {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
+    ("AveragePool", {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ("AveragePool", {"kernel_shape": [31, 31]}),
+    ("MaxPool", {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ("MaxPool", {"kernel_shape": [7, 7], "pads": [3, 3, 3, 3]}),
+]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize(("operator", "attributes"), GRADIENTS, ids=str)
+def test_error_of_gradients_is_not_above_torchs(operator, attributes, layout):
+    """float32 gradients of averages and maxima are added up in float32, as torch does."""
+    case = Case(operator, (1, 6, 34, 37), attributes)
+    rng = np.random.default_rng(0)
+    x = arrange(to_tensor(rng.standard_normal(case.shape).astype(np.float32)), layout).requires_grad_()
+    ours = call(case, [x])
+    grad = to_tensor(rng.standard_normal(ours.shape).astype(np.float32))
+    window = attributes["kernel_shape"], attributes.get("strides", 1), attributes.get("pads", [0])[0]
+    if operator == "MaxPool":
+        theirs = F.max_pool2d(x, *window)
+    else:
+        theirs = F.avg_pool2d(x, *window, count_include_pad=False)
+    exact = oracle.GRADIENT[operator](to_array(grad), to_array(x.detach()), **attributes)
+    errors = [np.abs(to_array(torch.autograd.grad(y, x, grad)[0]) - exact) for y in (ours, theirs)]
+    assert errors[0].mean() <= errors[1].mean()
+    assert errors[0].max() <= errors[1].max()

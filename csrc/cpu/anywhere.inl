@@ -92,7 +92,7 @@ void forward_anywhere(const Call& call, int64_t begin, int64_t end) {
     typename R::Accumulator accumulators[kChannelBlock];
     Range taps[kMaxSpatialRank];
 
-    RowPosition position(call, begin, [](const Axis& axis) { return axis.output; });
+    RowPosition position(call, begin, output_size);
     for (int64_t row = begin; row < end; ++row, position.advance()) {
         const T* plane = plane_of<const T>(call.x, position);
         T* y = row_of<T>(call.y, position, geometry.rank);
@@ -136,7 +136,7 @@ void backward_anywhere(const Call& call, int64_t begin, int64_t end) {
     const std::vector<AxisTable> tables = axis_tables(call);
     Range windows[kMaxSpatialRank];
 
-    RowPosition position(call, begin, [](const Axis& axis) { return axis.input; });
+    RowPosition position(call, begin, input_size);
     for (int64_t row = begin; row < end; ++row, position.advance()) {
         const T* grad_y = plane_of<const T>(call.grad_y, position);
         const T* y = plane_of<const T>(result, position);

@@ -1,6 +1,6 @@
 // Part of kernels.inl: see there.
-// Gradients of sums: what windows send back is prepared, added up along one axis after the other over the windows that
-// cover each element, and finished.
+// Gradients of sums: what windows send back is prepared and then pooled as the data were, only that each element adds
+// up the windows that cover it.
 
 // What is added up, as a reduction.
 template <class A>
@@ -16,14 +16,14 @@ struct GradientSum : Sum<A> {
 template <class T>
 struct AverageGradient {
     using Element = T;
-    using Accumulator = wide_accumulator_t<T>;
+    using Accumulator = accumulator_t<T>;
     static constexpr bool kNeedsData = false;
 
     explicit AverageGradient(const Parameters&) {}
 
-    template <class V>
-    auto prepare(V grad_y, V, double divisor) const {
-        return convert<Accumulator>(grad_y) / static_cast<Accumulator>(divisor);
+    template <class V, class Divisor>
+    auto prepare(V grad_y, V, Divisor divisor) const {
+        return convert<Accumulator>(grad_y) / divisor;
     }
     template <class V, class X>
     V finish(V sum, X) const {
@@ -32,29 +32,42 @@ struct AverageGradient {
 };
 
 // A norm's derivative, sign(x) (|x| / y)^(p-1), is a product of y^(1-p), sent by the window, and of sign(x) |x|^(p-1).
-// In float64 neither leaves the range for p up to 4, whatever the smaller type holds.
+// In float64 neither leaves the range for p up to kLargestExponent, whatever the smaller type holds.
 template <class T>
 struct NormGradient {
     using Element = T;
     using Accumulator = double;
     static constexpr bool kNeedsData = true;
+    static constexpr double kLargestExponent = 7;
 
-    int p;
+    double p;
 
-    explicit NormGradient(const Parameters& parameters) : p(static_cast<int>(parameters.p)) {}
+    explicit NormGradient(const Parameters& parameters) : p(parameters.p) {}
 
-    template <class V>
-    auto prepare(V grad_y, V result, double) const {
+    template <class V, class Divisor>
+    auto prepare(V grad_y, V result, Divisor) const {
         const auto y = convert<double>(result);
-        const auto grad = convert<double>(grad_y);
-        const auto sent = p == 1 ? grad : p == 2 ? grad / y : p == 3 ? grad / (y * y) : grad / (y * y * y);
-        return y == 0 ? 0 * y : sent;
+        const decltype(convert<double>(result)) nothing{};
+        const auto sent = convert<double>(grad_y) / power(y);
+        return y == 0 ? nothing : sent;
     }
     template <class V, class X>
     V finish(V sum, X data) const {
         const auto x = convert<double>(data);
-        if (p == 1) return sum * (x > 0 ? 0 * x + 1 : x < 0 ? 0 * x - 1 : x);
-        return sum * (p == 2 ? x : p == 3 ? x * magnitude(x) : x * x * x);
+        const decltype(convert<double>(data)) zero{};
+        const auto sign = x > 0 ? zero + 1 : x < 0 ? zero - 1 : x;
+        return sum * (sign * power(magnitude(x)));
+    }
+
+private:
+    // base^(p-1)
+    template <class V>
+    V power(V base) const {
+        if (p == 1) return V{} + 1;
+        if (p == 2) return base;
+        if (p == 3) return base * base;
+        if (p == 4) return base * base * base;
+        return power_of(base, p - 1);
     }
 };
 
@@ -62,6 +75,58 @@ inline std::vector<AxisTable> covering_tables(const Geometry& geometry) {
     std::vector<AxisTable> tables;
     for (int a = 0; a < geometry.rank; ++a) tables.push_back(AxisTable::of_coverings(geometry.axes[a]));
     return tables;
+}
+
+// Where the gradients of a row go: finish(sum, x).
+template <class G>
+struct FinishGradient {
+    using T = typename G::Element;
+    const G& gradient;
+    const T* x;  // null where it is not needed
+    T* grad_x;
+    template <class V>
+    void operator()(int64_t i, V sum) const {
+        if constexpr (G::kNeedsData) {
+            store(grad_x + i, convert<T>(gradient.finish(sum, load<lanes_of<V>>(x + i))));
+        } else {
+            store(grad_x + i, convert<T>(gradient.finish(sum, sum)));
+        }
+    }
+};
+
+// The same for lanes, see Results.
+template <class G>
+struct GradientResults {
+    using T = typename G::Element;
+    const G& gradient;
+    const T* x;
+    int64_t x_step;
+    T* grad_x;
+    int64_t step;
+
+    FinishGradient<G> at(int64_t position, typename G::Accumulator) const {
+        return {gradient, x + position * x_step, grad_x + position * step};
+    }
+    void fill_empty(int64_t position, int64_t lanes) const {
+        std::fill_n(grad_x + position * step, lanes, static_cast<T>(0.0f));
+    }
+    bool is_one_run(int64_t lanes) const { return step == lanes && x_step == (G::kNeedsData ? lanes : 0); }
+};
+
+// `size` elements that lie `step` apart, brought together in `buffer` where they are not.
+template <class T>
+inline const T* together(const T* source, int64_t step, int64_t size, std::vector<T>& buffer) {
+    if (step == 1) return source;
+    buffer.resize(std::max<size_t>(buffer.size(), size));
+    for (int64_t i = 0; i < size; ++i) buffer[i] = source[i * step];
+    return buffer.data();
+}
+
+// All positions of a plane, for for_each_row(): the last axis is one more, of one element.
+template <class Size>
+inline void every_position(const Geometry& geometry, Size size_of_axis, Range* ranges) {
+    for (int a = 0; a < geometry.rank; ++a) ranges[a] = {0, size_of_axis(geometry.axes[a]), 1};
+    ranges[geometry.rank] = {0, 1, 1};
 }
 
 // The gradients of some lanes.
@@ -75,146 +140,270 @@ public:
         : geometry_(call.geometry),
           gradient_(call.parameters),
           windows_(axis_tables(call)),
-          coverings_(covering_tables(call.geometry)),
-          sums_(sum_, coverings_, call.geometry.rank) {
-        int64_t size = 1;
-        for (int a = geometry_.rank - 1; a >= 0; --a) {
-            dense_[a] = size;
-            size *= geometry_.axes[a].output;
-        }
-        prepared_size_ = size;
-    }
+          rows_(sum_, covering_tables(call.geometry)) {}
 
-    // Strides are those of the spatial axes; x and y are null where they are not needed.
-    void compute(const T* grad_y, const int64_t* grad_y_strides, const T* y, const int64_t* y_strides, const T* x,
-                 const int64_t* x_strides, T* grad_x, const int64_t* grad_x_strides, int64_t lanes) {
-        constexpr int vector = kLanes<Accumulator>;
+    // What the windows send. y is null where it is not needed.
+    void prepare(const T* grad_y, const int64_t* grad_y_strides, int64_t grad_y_lane_step, const T* y,
+                 const int64_t* y_strides, int64_t y_lane_step, int64_t lanes) {
         const int rank = geometry_.rank;
-        prepared_.resize(prepared_size_ * lanes);
+        prepared_.resize(packed_strides(geometry_, lanes, output_size, prepared_strides_) * lanes);
         Range all[kMaxSpatialRank + 1];
-        for (int a = 0; a < rank; ++a) all[a] = {0, geometry_.axes[a].output, 1};
-        all[rank] = {0, 1, 1};
+        every_position(geometry_, output_size, all);
         int64_t strides[3][kMaxSpatialRank + 1];
         for (int a = 0; a < rank; ++a) {
             strides[0][a] = grad_y_strides[a];
             strides[1][a] = y ? y_strides[a] : 0;
-            strides[2][a] = dense_[a] * lanes;
+            strides[2][a] = prepared_strides_[a];
         }
         for (auto& stride : strides) stride[rank] = 0;
         for_each_row<3>(all, rank + 1, {strides[0], strides[1], strides[2]},
                         [&](const int64_t (&offsets)[3], const int64_t* position) {
-                            double divisor = 1;
-                            for (int a = 0; a < rank; ++a) divisor *= windows_[a].factors[position[a]];
-                            const T* grad = grad_y + offsets[0];
-                            const T* result = y ? y + offsets[1] : grad;
+                            double factor = 1;
+                            for (int a = 0; a < rank; ++a) factor *= windows_[a].factors[position[a]];
+                            const auto divisor =
+                                static_cast<Accumulator>(std::max(1.0, factor));  // without data nothing is sent
+                            const T* grad = together(grad_y + offsets[0], grad_y_lane_step, lanes, grad_y_lanes_);
+                            const T* result = y ? together(y + offsets[1], y_lane_step, lanes, y_lanes_) : grad;
                             Accumulator* target = prepared_.data() + offsets[2];
-                            if (divisor == 0) return std::fill_n(target, lanes, Accumulator(0)), void();
-                            in_vectors<vector>(lanes, [&](int64_t i, auto n) {
+                            in_vectors<kLanes<Accumulator>>(lanes, [&](int64_t i, auto n) {
                                 store(target + i, gradient_.prepare(load<n>(grad + i), load<n>(result + i), divisor));
                             });
                         });
-        int64_t prepared_strides[kMaxSpatialRank];
-        for (int a = 0; a < rank; ++a) prepared_strides[a] = dense_[a] * lanes;
-        const Accumulator* sum = sums_.compute(prepared_.data(), prepared_strides, lanes);
-        for (int a = 0; a < rank; ++a) {
-            all[a] = {0, geometry_.axes[a].input, 1};
-            strides[0][a] = x ? x_strides[a] : 0;
-            strides[1][a] = grad_x_strides[a];
-        }
-        for_each_row<2>(all, rank + 1, {strides[0], strides[1]}, [&](const int64_t (&offsets)[2], const int64_t*) {
-            const T* data = x ? x + offsets[0] : grad_y;
-            T* target = grad_x + offsets[1];
-            in_vectors<vector>(lanes, [&](int64_t i, auto n) {
-                store(target + i, convert<T>(gradient_.finish(load<n>(sum + i), load<n>(data + i))));
-            });
-            sum += lanes;
-        });
+        rows_.set_lanes(prepared_.data(), prepared_strides_, lanes);
+    }
+
+    // A row of grad_x, the row_index-th of its plane. x is null where it is not needed.
+    void compute(const int64_t* outer, int64_t row_index, const T* x, int64_t x_step, T* grad_x, int64_t step) {
+        rows_.compute(outer, row_index, GradientResults<G>{gradient_, x, x ? x_step : 0, grad_x, step});
     }
 
 private:
     const Geometry& geometry_;
     const G gradient_;
     const GradientSum<Accumulator> sum_{};
-    const std::vector<AxisTable> windows_, coverings_;
-    AxisByAxis<GradientSum<Accumulator>> sums_;
-    int64_t dense_[kMaxSpatialRank];
-    int64_t prepared_size_;
+    const std::vector<AxisTable> windows_;
+    LaneRows<GradientSum<Accumulator>> rows_;
+    int64_t prepared_strides_[kMaxSpatialRank];
     std::vector<Accumulator> prepared_;
+    std::vector<T> grad_y_lanes_, y_lanes_;
 };
+
+// Visits the rows of an input plane: row(outer coordinates, number of the row, its offsets).
+template <class Row>
+inline void for_each_input_row(const Geometry& geometry, const int64_t* x_strides, const int64_t* grad_x_strides,
+                               const Row& row) {
+    Range all[kMaxSpatialRank + 1];
+    every_position(geometry, input_size, all);
+    all[geometry.rank - 1] = {0, 1, 1};
+    int64_t number = 0;
+    for_each_row<2>(
+        all, geometry.rank, {x_strides, grad_x_strides},
+        [&](const int64_t (&offsets)[2], const int64_t* outer) { row(outer, number++, offsets[0], offsets[1]); });
+}
+
+template <class T>
+inline const T* data_at(const Operand& operand, int64_t image, int64_t channel) {
+    return static_cast<const T*>(operand.data) + image * operand.strides[0] + channel * operand.strides[1];
+}
+
+// Channels at a time: whole planes of them only have to stay in the caches where axes are added up one by one.
+inline int64_t gradient_lanes(const Call& call) {
+    return is_separable(covering_tables(call.geometry)) ? lanes_per_block(call) : lanes_per_row(call);
+}
 
 // Units are blocks of channels of an image.
 template <class G>
 void backward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
     using T = typename G::Element;
+    const Geometry& geometry = call.geometry;
     LaneGradients<G> gradients(call);
-    const int64_t block = lanes_per_block(call), blocks = ceil_div(call.geometry.channels, block);
-    const auto* x = G::kNeedsData ? static_cast<const T*>(call.x.data) : nullptr;
-    const auto* y = G::kNeedsData ? static_cast<const T*>(call.y.data) : nullptr;
+    const int64_t block = gradient_lanes(call), blocks = ceil_div(geometry.channels, block);
+    const int64_t* x_strides = G::kNeedsData ? call.x.strides : call.grad_x.strides;
+    const int64_t* y_strides = G::kNeedsData ? call.y.strides : call.grad_y.strides;
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = unit / blocks, channel = unit % blocks * block;
-        const auto at = [&](const Operand& operand) { return image * operand.strides[0] + channel; };
-        gradients.compute(static_cast<const T*>(call.grad_y.data) + at(call.grad_y), call.grad_y.strides + 2,
-                          y ? y + at(call.y) : nullptr, y ? call.y.strides + 2 : nullptr, x ? x + at(call.x) : nullptr,
-                          x ? call.x.strides + 2 : nullptr, static_cast<T*>(call.grad_x.data) + at(call.grad_x),
-                          call.grad_x.strides + 2, std::min(block, call.geometry.channels - channel));
+        const T* x = G::kNeedsData ? data_at<T>(call.x, image, channel) : nullptr;
+        const T* y = G::kNeedsData ? data_at<T>(call.y, image, channel) : nullptr;
+        T* grad_x = const_cast<T*>(data_at<T>(call.grad_x, image, channel));
+        gradients.prepare(data_at<T>(call.grad_y, image, channel), call.grad_y.strides + 2, call.grad_y.strides[1], y,
+                          y_strides + 2, y_strides[1], std::min(block, geometry.channels - channel));
+        for_each_input_row(geometry, x_strides + 2, call.grad_x.strides + 2,
+                           [&](const int64_t* outer, int64_t row, int64_t x_offset, int64_t offset) {
+                               gradients.compute(outer, row, x ? x + x_offset : nullptr, x_strides[1 + geometry.rank],
+                                                 grad_x + offset, call.grad_x.strides[1 + geometry.rank]);
+                           });
     }
 }
 
-// Units are groups of planes.
+// Units are groups of planes. A row of gradients is unpacked as soon as it is complete.
 template <class G>
 void backward_packed(const Call& call, int64_t begin, int64_t end) {
     using T = typename G::Element;
-    constexpr int64_t lanes = 16;
     const Geometry& geometry = call.geometry;
+    const int64_t lanes = packed_planes<typename G::Accumulator>(geometry, sizeof(T));
     LaneGradients<G> gradients(call);
-    int64_t x_strides[kMaxSpatialRank], y_strides[kMaxSpatialRank];
-    int64_t x_size = 1, y_size = 1;
-    for (int a = geometry.rank - 1; a >= 0; --a) {
-        x_strides[a] = x_size * lanes;
-        y_strides[a] = y_size * lanes;
-        x_size *= geometry.axes[a].input;
-        y_size *= geometry.axes[a].output;
-    }
+    int64_t y_strides[kMaxSpatialRank];
+    const int64_t y_size = packed_strides(geometry, lanes, output_size, y_strides);
+    const int64_t columns = geometry.axes[geometry.rank - 1].input;
     std::vector<T> grad_y(y_size * lanes), y(G::kNeedsData ? y_size * lanes : 0);
-    std::vector<T> x(G::kNeedsData ? x_size * lanes : 0), grad_x(x_size * lanes);
+    std::vector<T> x(G::kNeedsData ? columns * lanes : 0), grad_x(columns * lanes);
+    const int64_t* x_strides = G::kNeedsData ? call.x.strides : call.grad_x.strides;
+    const int64_t step = call.grad_x.strides[1];
     for (int64_t group = begin; group < end; ++group) {
         const int64_t first = group * lanes;
         const int64_t planes = std::min(lanes, geometry.batch * geometry.channels - first);
-        const auto pack = [&](const Operand& operand, std::vector<T>& target, int64_t size) {
-            const int64_t step = operand.strides[1];
-            transpose(static_cast<const T*>(operand.data) + first * step, step, target.data(), lanes, planes, size);
+        const auto pack = [&](const T* source, int64_t plane_step, std::vector<T>& target, int64_t size) {
+            transpose(source + first * plane_step, plane_step, target.data(), lanes, planes, size);
         };
-        pack(call.grad_y, grad_y, y_size);
-        if (G::kNeedsData) {
-            pack(call.x, x, x_size);
-            pack(call.y, y, y_size);
-        }
-        gradients.compute(grad_y.data(), y_strides, G::kNeedsData ? y.data() : nullptr, y_strides,
-                          G::kNeedsData ? x.data() : nullptr, x_strides, grad_x.data(), x_strides, lanes);
-        const int64_t step = call.grad_x.strides[1];
-        transpose(grad_x.data(), lanes, static_cast<T*>(call.grad_x.data) + first * step, step, x_size, planes);
+        pack(static_cast<const T*>(call.grad_y.data), call.grad_y.strides[1], grad_y, y_size);
+        if (G::kNeedsData) pack(static_cast<const T*>(call.y.data), call.y.strides[1], y, y_size);
+        gradients.prepare(grad_y.data(), y_strides, 1, G::kNeedsData ? y.data() : nullptr, y_strides, 1, lanes);
+        for_each_input_row(
+            geometry, x_strides + 2, call.grad_x.strides + 2,
+            [&](const int64_t* outer, int64_t row, int64_t x_offset, int64_t offset) {
+                if (G::kNeedsData) pack(static_cast<const T*>(call.x.data) + x_offset, x_strides[1], x, columns);
+                gradients.compute(outer, row, G::kNeedsData ? x.data() : nullptr, lanes, grad_x.data(), lanes);
+                transpose(grad_x.data(), lanes, static_cast<T*>(call.grad_x.data) + first * step + offset, step,
+                          columns, planes);
+            });
     }
+}
+
+// Along the last axis, what windows send lies a stride apart; zeros between make of their sums a pooling with stride 1.
+inline Axis spread_axis(const Axis& axis) {
+    Axis spread = axis;
+    spread.input = (axis.output - 1) * axis.stride + 1;
+    spread.output = axis.input;
+    spread.stride = 1;
+    spread.pad_begin = (axis.kernel - 1) * axis.dilation - axis.pad_begin;
+    return spread;
+}
+
+// Units are planes, in which rows are contiguous.
+template <class G>
+void backward_rows(const Call& call, int64_t begin, int64_t end) {
+    using T = typename G::Element;
+    using Accumulator = typename G::Accumulator;
+    constexpr int vector = kLanes<Accumulator>;
+    const Geometry& geometry = call.geometry;
+    const int last = geometry.rank - 1;
+    const Axis& axis = geometry.axes[last];
+    const Axis spread = spread_axis(axis);
+    const G gradient(call.parameters);
+    const GradientSum<Accumulator> sum;
+    const std::vector<AxisTable> windows = axis_tables(call);
+    RowDivisors<Accumulator> divisors(windows[last]);
+    std::vector<AxisTable> coverings = covering_tables(geometry);
+    coverings[last] = AxisTable::of_windows(spread, Divisor::kKernel);
+    PlaneRows<GradientSum<Accumulator>> rows(sum, coverings, spread);
+
+    int64_t sent_strides[kMaxSpatialRank];
+    int64_t size = 1;
+    for (int a = last; a >= 0; --a) {
+        sent_strides[a] = size;
+        size *= a == last ? spread.input : geometry.axes[a].output;
+    }
+    std::vector<Accumulator> sent(size), sent_row(axis.output);
+    std::vector<T> grad_y_row, y_row, x_row;
+    Range outputs[kMaxSpatialRank + 1];
+    every_position(geometry, output_size, outputs);
+    outputs[last] = {0, 1, 1};
+    const int64_t* x_strides = G::kNeedsData ? call.x.strides : call.grad_x.strides;
+    const int64_t* y_strides = G::kNeedsData ? call.y.strides : call.grad_y.strides;
+
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t image = unit / geometry.channels, channel = unit % geometry.channels;
+        const T* grad_y = data_at<T>(call.grad_y, image, channel);
+        const T* y = G::kNeedsData ? data_at<T>(call.y, image, channel) : nullptr;
+        const T* x = G::kNeedsData ? data_at<T>(call.x, image, channel) : nullptr;
+        T* grad_x = const_cast<T*>(data_at<T>(call.grad_x, image, channel));
+        for_each_row<3>(
+            outputs, geometry.rank, {call.grad_y.strides + 2, y_strides + 2, sent_strides},
+            [&](const int64_t (&offsets)[3], const int64_t* outer) {
+                double factor = 1;
+                for (int a = 0; a < last; ++a) factor *= windows[a].factors[outer[a]];
+                const Accumulator* divisor = divisors.of(factor);
+                const T* grad = together(grad_y + offsets[0], call.grad_y.strides[2 + last], axis.output, grad_y_row);
+                const T* result = y ? together(y + offsets[1], y_strides[2 + last], axis.output, y_row) : grad;
+                Accumulator* target = axis.stride == 1 ? sent.data() + offsets[2] : sent_row.data();
+                in_vectors<vector>(axis.output, [&](int64_t i, auto n) {
+                    store(target + i, gradient.prepare(load<n>(grad + i), load<n>(result + i), load<n>(divisor + i)));
+                });
+                for (int64_t o = 0; axis.stride > 1 && o < axis.output; ++o) {
+                    sent[offsets[2] + o * axis.stride] = sent_row[o];
+                }
+            });
+        rows.set_plane(sent.data(), sent_strides);
+        for_each_input_row(geometry, x_strides + 2, call.grad_x.strides + 2,
+                           [&](const int64_t* outer, int64_t row, int64_t x_offset, int64_t offset) {
+                               for (int a = 0; a < last; ++a) {
+                                   if (coverings[a].taps[outer[a]].count > 0) continue;
+                                   return std::fill_n(grad_x + offset, axis.input, static_cast<T>(0.0f)), void();
+                               }
+                               const T* data =
+                                   x ? together(x + x_offset, x_strides[2 + last], axis.input, x_row) : nullptr;
+                               rows.compute(outer, row, FinishGradient<G>{gradient, data, grad_x + offset});
+                           });
+    }
+}
+
+// One window spans a contiguous plane. Units are planes.
+template <class G>
+void backward_planes(const Call& call, int64_t begin, int64_t end) {
+    using T = typename G::Element;
+    using Accumulator = typename G::Accumulator;
+    const Geometry& geometry = call.geometry;
+    const G gradient(call.parameters);
+    double size = 1;
+    for (int a = 0; a < geometry.rank; ++a) size *= static_cast<double>(geometry.axes[a].input);
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t image = unit / geometry.channels, channel = unit % geometry.channels;
+        const auto grad_y = load<1>(data_at<T>(call.grad_y, image, channel));
+        const auto y = G::kNeedsData ? load<1>(data_at<T>(call.y, image, channel)) : grad_y;
+        const Accumulator sent = gradient.prepare(grad_y, y, static_cast<Accumulator>(size));
+        const FinishGradient<G> finish{gradient, G::kNeedsData ? data_at<T>(call.x, image, channel) : nullptr,
+                                       const_cast<T*>(data_at<T>(call.grad_x, image, channel))};
+        in_vectors<kLanes<Accumulator>>(static_cast<int64_t>(size), [&](int64_t i, auto n) {
+            if constexpr (n == 1) {
+                finish(i, sent);
+            } else {
+                finish(i, Vector<Accumulator, n>{} + sent);
+            }
+        });
+    }
+}
+
+// Channels at a time: all that are next to each other where sums are added up in place.
+template <class T>
+int64_t index_lanes(const Call& call) {
+    return std::is_same_v<T, accumulator_t<T>> ? lanes_per_row(call) : lanes_per_block(call);
 }
 
 // The gradient of a maximum goes where its index says: planes are added up in the order of their windows.
 template <class T>
 void backward_by_index(const Call& call, int64_t begin, int64_t end) {
-    using Accumulator = wide_accumulator_t<T>;
+    using Accumulator = accumulator_t<T>;
+    constexpr bool in_place = std::is_same_v<T, Accumulator>;
     const Geometry& geometry = call.geometry;
     const int rank = geometry.rank;
-    int64_t size = 1, dense[kMaxSpatialRank + 1];
-    Range outputs[kMaxSpatialRank + 1], inputs[kMaxSpatialRank + 1];
+    const int64_t block = index_lanes<T>(call), blocks = ceil_div(geometry.channels, block);
+    // Sums are added up in grad_x, which is dense, or in a buffer of wider numbers.
+    const int64_t step = in_place ? call.grad_x.strides[1 + rank] : block;
+    const int64_t lane_step = in_place ? call.grad_x.strides[1] : 1;
+    int64_t size = 1;
+    int64_t dense[kMaxSpatialRank + 1];
     for (int a = rank - 1; a >= 0; --a) {
-        outputs[a] = {0, geometry.axes[a].output, 1};
-        inputs[a] = {0, geometry.axes[a].input, 1};
-        dense[a] = size;
+        dense[a] = size * step;
         size *= geometry.axes[a].input;
     }
-    const int64_t block = lanes_per_block(call), blocks = ceil_div(geometry.channels, block);
+    Range outputs[kMaxSpatialRank + 1], inputs[kMaxSpatialRank + 1];
+    every_position(geometry, output_size, outputs);
+    every_position(geometry, input_size, inputs);
+
+    // Where the element that an index names lies among the sums.
     const int64_t* index_strides = call.index_strides + 2;
     bool row_major = true;
-    for (int a = 0; a < rank; ++a) row_major &= index_strides[a] == dense[a] || geometry.axes[a].input == 1;
-    // Where the element that an index names lies among `sums`.
+    for (int a = 0; a < rank; ++a) row_major &= index_strides[a] * step == dense[a] || geometry.axes[a].input == 1;
     std::vector<int64_t> places(row_major ? 0 : size);
     if (!row_major) {
         for_each_row<2>(inputs, rank, {index_strides, dense}, [&](const int64_t (&offsets)[2], const int64_t*) {
@@ -223,53 +412,73 @@ void backward_by_index(const Call& call, int64_t begin, int64_t end) {
             }
         });
     }
-    std::vector<Accumulator> sums(size * block);
+
+    // Windows that follow each other in both tensors are one row.
+    const int last = rank - 1;
+    const auto follow_each_other = [&](const Operand& operand) {
+        int64_t stride = operand.strides[2 + last];
+        for (int a = last; a >= 0; stride *= outputs[a--].count) {
+            if (outputs[a].count > 1 && operand.strides[2 + a] != stride) return false;
+        }
+        return true;
+    };
+    if (follow_each_other(call.grad_y) && follow_each_other(call.indices)) {
+        for (int a = 0; a < last; ++a) {
+            outputs[last].count *= outputs[a].count;
+            outputs[a].count = 1;
+        }
+    }
+    const int64_t grad_step = call.grad_y.strides[2 + last], grad_lane_step = call.grad_y.strides[1];
+    const int64_t index_step = call.indices.strides[2 + last], index_lane_step = call.indices.strides[1];
+
+    std::vector<Accumulator> buffer(in_place ? 0 : size * block);
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = unit / blocks, channel = unit % blocks * block;
         const int64_t lanes = std::min(block, geometry.channels - channel);
-        const auto at = [&](const Operand& operand) {
-            return image * operand.strides[0] + channel * operand.strides[1];
-        };
-        const T* grad_y = static_cast<const T*>(call.grad_y.data) + at(call.grad_y);
-        const int64_t* indices = static_cast<const int64_t*>(call.indices.data) + at(call.indices);
-        T* grad_x = static_cast<T*>(call.grad_x.data) + at(call.grad_x);
+        const T* grad_y = data_at<T>(call.grad_y, image, channel);
+        const int64_t* indices = data_at<int64_t>(call.indices, image, channel);
+        T* grad_x = const_cast<T*>(data_at<T>(call.grad_x, image, channel));
         const int64_t first_index = image * call.index_strides[0] + channel * call.index_strides[1];
-        std::fill_n(sums.begin(), size * lanes, Accumulator(0));
+        Accumulator* sums = buffer.data();
+        if constexpr (in_place) sums = grad_x;
+        if (lane_step == 1) {
+            const bool one_run = step == lanes;
+            for (int64_t i = 0; i < (one_run ? 1 : size); ++i) {
+                std::fill_n(sums + i * step, one_run ? size * lanes : lanes, Accumulator(0));
+            }
+        } else {
+            for (int64_t lane = 0; lane < lanes; ++lane) std::fill_n(sums + lane * lane_step, size, Accumulator(0));
+        }
         for_each_row<2>(outputs, rank, {call.grad_y.strides + 2, call.indices.strides + 2},
                         [&](const int64_t (&offsets)[2], const int64_t*) {
-                            const int64_t grad_step = call.grad_y.strides[1 + rank];
-                            const int64_t index_step = call.indices.strides[1 + rank];
-                            for (int64_t o = 0; o < outputs[rank - 1].count; ++o) {
+                            for (int64_t o = 0; o < outputs[last].count; ++o) {
                                 const T* grad = grad_y + offsets[0] + o * grad_step;
                                 const int64_t* index = indices + offsets[1] + o * index_step;
                                 for (int64_t lane = 0; lane < lanes; ++lane) {
-                                    const int64_t inner = index[lane * call.indices.strides[1]] - first_index -
-                                                          lane * call.index_strides[1];
+                                    const int64_t inner =
+                                        index[lane * index_lane_step] - first_index - lane * call.index_strides[1];
                                     if (static_cast<uint64_t>(inner) >= static_cast<uint64_t>(size)) continue;
-                                    const int64_t place = row_major ? inner : places[inner];
-                                    sums[place * lanes + lane] +=
-                                        static_cast<Accumulator>(load<1>(grad + lane * call.grad_y.strides[1]));
+                                    const int64_t place = row_major ? inner * step : places[inner];
+                                    sums[place + lane * lane_step] +=
+                                        static_cast<Accumulator>(load<1>(grad + lane * grad_lane_step));
                                 }
                             }
                         });
-        const Accumulator* sum = sums.data();
-        const int64_t step = call.grad_x.strides[1 + rank], lane_step = call.grad_x.strides[1];
-        for_each_row<1>(inputs, rank, {call.grad_x.strides + 2}, [&](const int64_t (&offsets)[1], const int64_t*) {
-            const int64_t count = inputs[rank - 1].count;
-            if (lane_step == 1 || lanes == 1) {
-                const bool one_run = step == lanes;
-                for (int64_t i = 0; i < (one_run ? 1 : count); ++i) {
-                    T* target = grad_x + offsets[0] + i * step;
-                    in_vectors<kLanes<Accumulator>>(one_run ? count * lanes : lanes, [&](int64_t j, auto n) {
-                        store(target + j, convert<T>(load<n>(sum + i * lanes + j)));
+        if constexpr (!in_place) {
+            const int64_t target_step = call.grad_x.strides[2 + last], target_lane_step = call.grad_x.strides[1];
+            const bool one_run = target_step == step && (lanes == 1 || target_lane_step == 1) && step == lanes;
+            for (int64_t i = 0; i < (one_run ? 1 : size); ++i) {
+                const Accumulator* sum = sums + i * step;
+                T* target = grad_x + i * target_step;
+                if (one_run || target_lane_step == 1) {
+                    in_vectors<kLanes<Accumulator>>(one_run ? size * lanes : lanes, [&](int64_t j, auto n) {
+                        store(target + j, convert<T>(load<n>(sum + j)));
                     });
-                }
-            } else {
-                for (int64_t i = 0; i < count * lanes; ++i) {
-                    grad_x[offsets[0] + i / lanes * step + i % lanes * lane_step] = static_cast<T>(sum[i]);
+                } else {
+                    for (int64_t lane = 0; lane < lanes; ++lane)
+                        target[lane * target_lane_step] = static_cast<T>(sum[lane]);
                 }
             }
-            sum += count * lanes;
-        });
+        }
     }
 }

@@ -14,9 +14,9 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "sliding.inl"
 #include "lanes.inl"
 #include "packed.inl"
-#include "gradients.inl"
 #include "planes.inl"
 #include "rows.inl"
+#include "gradients.inl"
 // clang-format on
 
 // ---- Which kernel does a call ----
@@ -30,14 +30,23 @@ inline bool spans_plane(const Geometry& geometry) {
     return true;
 }
 
-inline bool has_contiguous_planes(const Call& call) {
+// Whether the planes of a tensor are dense in memory.
+template <class Size>
+bool has_dense_planes(const Geometry& geometry, const Operand& operand, Size size_of_axis) {
     int64_t stride = 1;
-    for (int a = call.geometry.rank - 1; a >= 0; --a) {
-        const int64_t size = call.geometry.axes[a].input;
-        if (size > 1 && call.x.strides[2 + a] != stride) return false;
+    for (int a = geometry.rank - 1; a >= 0; --a) {
+        const int64_t size = size_of_axis(geometry.axes[a]);
+        if (size > 1 && operand.strides[2 + a] != stride) return false;
         stride *= size;
     }
     return true;
+}
+
+// Whether they also lie at even distances, in the order [N, C].
+template <class Size>
+bool has_planes_in_order(const Geometry& geometry, const Operand& operand, Size size_of_axis) {
+    return has_dense_planes(geometry, operand, size_of_axis) &&
+           (geometry.batch == 1 || operand.strides[0] == geometry.channels * operand.strides[1]);
 }
 
 // Rows are worth a buffer if there are several windows in them that look at data for the most part.
@@ -58,31 +67,26 @@ inline double plane_elements(const Call& call) {
     return elements;
 }
 
-// Planes whose rows fill vectors badly, and that are dense in memory, one after the other.
+// Planes whose rows fill vectors badly, and of which a group stays in the caches.
 template <class R>
-bool is_worth_packing(const Call& call) {
+bool is_worth_packing(const Geometry& geometry) {
     constexpr int64_t narrow = 3 * 64 / sizeof(typename R::Element);
     constexpr double large = 1 << 19;
-    const Geometry& geometry = call.geometry;
     if (geometry.axes[geometry.rank - 1].input >= narrow && !R::kInOrder) return false;
     const int64_t planes = packed_planes<typename R::Accumulator>(geometry, sizeof(typename R::Element));
     if (geometry.batch * geometry.channels < planes) return false;
-    int64_t x_stride = 1, y_stride = 1;
     auto bytes = static_cast<double>(planes) * sizeof(typename R::Element);
-    for (int a = geometry.rank - 1; a >= 0; --a) {
-        const Axis& axis = geometry.axes[a];
-        if ((axis.input > 1 && call.x.strides[2 + a] != x_stride) ||
-            (axis.output > 1 && call.y.strides[2 + a] != y_stride)) {
-            return false;
-        }
-        x_stride *= axis.input;
-        y_stride *= axis.output;
-        bytes *= static_cast<double>(std::max(axis.input, axis.output));
+    for (int a = 0; a < geometry.rank; ++a) {
+        bytes *= static_cast<double>(std::max(geometry.axes[a].input, geometry.axes[a].output));
     }
-    const auto follow_each_other = [&](const Operand& operand) {
-        return geometry.batch == 1 || operand.strides[0] == geometry.channels * operand.strides[1];
-    };
-    return bytes <= large && follow_each_other(call.x) && follow_each_other(call.y);
+    return bytes <= large;
+}
+
+template <class R>
+bool can_be_packed(const Call& call) {
+    const Geometry& geometry = call.geometry;
+    return has_planes_in_order(geometry, call.x, input_size) && has_planes_in_order(geometry, call.y, output_size) &&
+           is_worth_packing<R>(geometry);
 }
 
 inline double elements_per_row(const Call& call, int64_t row_length) {
@@ -117,8 +121,7 @@ Task plan_packed(const Call& call) {
 template <class R>
 Task plan_window(const Call& call) {
     const Geometry& geometry = call.geometry;
-    Task task{forward_anywhere<typename GeneralForm<R>::type>,
-              count_rows(call, [](const Axis& axis) { return axis.output; }),
+    Task task{forward_anywhere<typename GeneralForm<R>::type>, count_rows(call, output_size),
               elements_per_row(call, geometry.axes[geometry.rank - 1].output)};
     if constexpr (!R::kIndexed) {
         if (call.channels_innermost && call.y.strides[1] == 1) {
@@ -132,7 +135,7 @@ Task plan_window(const Call& call) {
             task.run = forward_channels<R>;
             return task;
         }
-        if (is_worth_packing<R>(call)) return plan_packed<R>(call);
+        if (can_be_packed<R>(call)) return plan_packed<R>(call);
     }
     if constexpr (!R::kIndexed && !R::kInOrder) {
         if (has_contiguous_rows(call)) task.run = forward_rows<R>;
@@ -146,9 +149,9 @@ constexpr double kSmallPlane = 128;  // elements
 template <class R>
 Task plan_plane(const Call& call) {
     if constexpr (!R::kIndexed && !R::kInOrder) {
-        if (has_contiguous_planes(call)) {
+        if (has_dense_planes(call.geometry, call.x, input_size)) {
             const Geometry& geometry = call.geometry;
-            if (plane_elements(call) <= kSmallPlane && is_worth_packing<R>(call)) return plan_packed<R>(call);
+            if (plane_elements(call) <= kSmallPlane && can_be_packed<R>(call)) return plan_packed<R>(call);
             return {forward_planes<R>, geometry.batch * geometry.channels, elements_per_row(call, 1)};
         }
     }
@@ -173,48 +176,40 @@ Task plan_forward_of(const Call& call) {
     return plan_window<R>(call);
 }
 
-// Tensors whose planes are dense and follow each other.
-inline bool has_planes_in_order(const Geometry& geometry, const Operand& operand, bool input) {
-    int64_t stride = 1;
-    for (int a = geometry.rank - 1; a >= 0; --a) {
-        const int64_t size = input ? geometry.axes[a].input : geometry.axes[a].output;
-        if (size > 1 && operand.strides[2 + a] != stride) return false;
-        stride *= size;
-    }
-    return geometry.batch == 1 || operand.strides[0] == geometry.channels * operand.strides[1];
-}
-
-// The gradient of a sum, if it has a fast way.
+// How to compute the gradient of a sum: null where planes lie in a way that none of the fast kernels takes.
 template <class G>
 Task plan_sum_gradient(const Call& call) {
     const Geometry& geometry = call.geometry;
+    const Axis& last = geometry.axes[geometry.rank - 1];
     const Operand& x = G::kNeedsData ? call.x : call.grad_x;
     const Operand& y = G::kNeedsData ? call.y : call.grad_y;
-    const double elements = elements_per_row(call, geometry.axes[geometry.rank - 1].input) *
-                            static_cast<double>(count_rows(call, [](const Axis& axis) { return axis.input; }));
-    int64_t units = 0;
-    void (*run)(const Call&, int64_t, int64_t) = nullptr;
+    const int64_t planes = geometry.batch * geometry.channels;
+    const double elements = elements_per_row(call, last.input) * static_cast<double>(count_rows(call, input_size));
+    const auto task = [&](decltype(Task::run) run, int64_t units) -> Task {
+        return {run, units, elements / static_cast<double>(std::max<int64_t>(1, units))};
+    };
     if (call.channels_innermost) {
-        for (const Operand* operand : {&x, &y, &call.grad_x, &call.grad_y}) {
-            if (operand->strides[1] != 1) return {};
-        }
-        units = geometry.batch * ceil_div(geometry.channels, lanes_per_block(call));
-        run = backward_channel_blocks<G>;
-    } else {
-        if (!has_planes_in_order(geometry, x, true) || !has_planes_in_order(geometry, call.grad_x, true) ||
-            !has_planes_in_order(geometry, y, false) || !has_planes_in_order(geometry, call.grad_y, false)) {
-            return {};
-        }
-        units = ceil_div(geometry.batch * geometry.channels, 16);
-        run = backward_packed<G>;
+        if (x.strides[1] != 1 || call.grad_x.strides[1] != 1) return {};
+        return task(backward_channel_blocks<G>, geometry.batch * ceil_div(geometry.channels, gradient_lanes(call)));
     }
-    return {run, units, elements / static_cast<double>(std::max<int64_t>(1, units))};
+    if (!has_dense_planes(geometry, x, input_size) || !has_dense_planes(geometry, call.grad_x, input_size)) return {};
+    if (spans_plane(geometry)) return task(backward_planes<G>, planes);
+    const bool in_order = has_planes_in_order(geometry, x, input_size) &&
+                          has_planes_in_order(geometry, y, output_size) &&
+                          has_planes_in_order(geometry, call.grad_y, output_size);
+    const Axis spread = spread_axis(last);
+    const bool has_long_rows = spread.pad_begin >= 0 && row_reach(spread) <= 2 * (spread.input + spread.output) + 64;
+    if (in_order && (!has_long_rows || is_worth_packing<GradientSum<typename G::Accumulator>>(geometry))) {
+        const int64_t lanes = packed_planes<typename G::Accumulator>(geometry, sizeof(typename G::Element));
+        return task(backward_packed<G>, ceil_div(planes, lanes));
+    }
+    return has_long_rows ? task(backward_rows<G>, planes) : Task{};
 }
 
 template <class T>
 Task plan_index_gradient(const Call& call) {
     const Geometry& geometry = call.geometry;
-    const int64_t block = lanes_per_block(call);
+    const int64_t block = index_lanes<T>(call);
     auto elements = static_cast<double>(block);
     for (int a = 0; a < geometry.rank; ++a) elements *= static_cast<double>(geometry.axes[a].input);
     return {backward_by_index<T>, geometry.batch * ceil_div(geometry.channels, block), elements};
@@ -231,13 +226,11 @@ Task plan_backward_of(const Call& call) {
         Task task;
         if constexpr (R::kDivides) task = plan_sum_gradient<AverageGradient<T>>(call);
         if constexpr (is_norm<R> && !std::is_same_v<T, double>) {
-            const double p = call.parameters.p;
-            if (p == 1 || p == 2 || p == 3 || p == 4) task = plan_sum_gradient<NormGradient<T>>(call);
+            if (call.parameters.p <= NormGradient<T>::kLargestExponent) task = plan_sum_gradient<NormGradient<T>>(call);
         }
         if (task.run) return task;
         const Geometry& geometry = call.geometry;
-        return {backward_anywhere<typename GeneralForm<typename WideSums<R>::type>::type>,
-                count_rows(call, [](const Axis& axis) { return axis.input; }),
+        return {backward_anywhere<typename GeneralForm<typename WideSums<R>::type>::type>, count_rows(call, input_size),
                 elements_per_row(call, geometry.axes[geometry.rank - 1].input)};
     }
 }

@@ -5,39 +5,73 @@
 // Sums over the outer axes, of a part of a row that stays in the first-level cache.
 constexpr int64_t kRowBufferBytes = 16384;
 
-// Rows of the output, of some lanes: those next to each other in memory, at the addresses given.
+// Where a row of results goes, `step` from one position to the next.
+template <class R>
+struct Results {
+    const R& reduction;
+    typename R::Element* y;
+    int64_t step;
+
+    Finish<R> at(int64_t output, typename R::Accumulator divisor) const {
+        return {reduction, y + output * step, divisor};
+    }
+    void fill_empty(int64_t output, int64_t lanes) const { std::fill_n(y + output * step, lanes, reduction.empty()); }
+    // Whether the lanes of neighbouring positions follow each other.
+    bool is_one_run(int64_t lanes) const { return step == lanes; }
+};
+
+// With Indices, which lie as y does: the one of the first lane's first element, and how far lanes are apart.
+template <class T>
+struct Results<KeyedMax<T>> {
+    const KeyedMax<T>& reduction;
+    T* y;
+    int64_t step;
+    int64_t* indices;
+    int64_t first_index;
+    int64_t index_step;
+
+    FinishKeys<KeyedMax<T>> at(int64_t output, int64_t) const {
+        return {reduction, y + output * step, indices + output * step, first_index, index_step};
+    }
+    void fill_empty(int64_t output, int64_t lanes) const {
+        std::fill_n(y + output * step, lanes, reduction.empty());
+        std::fill_n(indices + output * step, lanes, -1);
+    }
+    bool is_one_run(int64_t) const { return false; }
+};
+
+// Rows of some lanes, those next to each other in memory: for each position, the taps that its tables name.
 template <class R>
 class LaneRows {
 public:
     using T = typename R::Element;
     using Accumulator = typename R::Accumulator;
 
-    LaneRows(const R& reduction, const Call& call)
+    // Positions are counted with these strides, where R has any.
+    LaneRows(const R& reduction, std::vector<AxisTable> tables, const int64_t* position_strides = nullptr)
         : reduction_(reduction),
-          rank_(call.geometry.rank),
-          axis_(call.geometry.axes[rank_ - 1]),
-          tables_(axis_tables(call)),
+          rank_(static_cast<int>(tables.size())),
+          tables_(std::move(tables)),
+          axis_(tables_.back()),
           divisors_(axis_.output),
-          level_count_(tables_[rank_ - 1].level_count),
+          level_count_(axis_.level_count),
           is_separable_(!R::kInOrder && !is_keyed<R> && is_separable(tables_)),
-          position_strides_(is_keyed<R> ? call.index_strides + 2 : nullptr),
+          position_strides_(position_strides),
           outer_reduction_(reduction, tables_, rank_ - 1) {}
 
-    // The lanes whose rows are asked for next, and the strides of their spatial axes; where Indices are, the one of the
-    // first lane's first element, and how far the lanes are apart.
-    void set_lanes(const T* x, const int64_t* x_strides, int64_t lanes, int64_t first_index, int64_t index_step) {
+    LaneRows(const LaneRows&) = delete;  // refers to itself
+
+    // The lanes whose rows are asked for next, and the strides of their spatial axes.
+    void set_lanes(const T* x, const int64_t* x_strides, int64_t lanes) {
         x_ = x;
         x_strides_ = x_strides;
         lanes_ = lanes;
-        first_index_ = first_index;
-        index_step_ = index_step;
         if (is_separable_) reduced_rows_ = outer_reduction_.compute(x, x_strides, lanes);
     }
 
-    // The row at the coordinates `outer` along all spatial axes but the last, the row_index-th of the plane. y_step is
-    // the stride of the last one, in y and in Indices.
-    void compute(const int64_t* outer, int64_t row_index, T* y, int64_t* indices, int64_t y_step) {
-        indices_ = indices;
+    // The row at the coordinates `outer` along all spatial axes but the last, the row_index-th of the plane.
+    template <class Target>
+    void compute(const int64_t* outer, int64_t row_index, const Target& target) {
         double factor = 1;
         for (int a = 0; a + 1 < rank_; ++a) {
             taps_[a] = tables_[a].taps[outer[a]];
@@ -47,26 +81,26 @@ public:
         const int64_t x_step = x_strides_[rank_ - 1];
         if (is_separable_) {
             const Accumulator* row = reduced_rows_ + row_index * axis_.input * lanes_;
-            return along_row(&row, 1, lanes_, AsItIs<Accumulator>(), y, y_step);
+            return along_row(&row, 1, lanes_, AsItIs<Accumulator>(), target);
         }
         if constexpr (R::kInOrder) {
             for (int64_t output = 0; output < axis_.output; ++output) {
                 if (divisors_[output] == 0) {
-                    fill_empty(y, output * y_step);
+                    target.fill_empty(output, lanes_);
                     continue;
                 }
                 taps_[rank_ - 1] = tables_[rank_ - 1].taps[output];
                 gather_taps();
-                finish(elements_.data(), elements_.size(), 1, output, Lift<R>{reduction_}, y, output * y_step);
+                finish(elements_.data(), elements_.size(), 1, output, Lift<R>{reduction_}, target);
             }
         } else {
             taps_[rank_ - 1] = {0, 1, 1};
             gather_taps();
             const auto count = static_cast<int64_t>(elements_.size());
             if constexpr (is_keyed<R>) {
-                along_row(elements_.data(), count, x_step, LiftRows<R>{reduction_, positions_.data()}, y, y_step);
+                along_row(elements_.data(), count, x_step, LiftRows<R>{reduction_, positions_.data()}, target);
             } else {
-                along_row(elements_.data(), count, x_step, Lift<R>{reduction_}, y, y_step);
+                along_row(elements_.data(), count, x_step, Lift<R>{reduction_}, target);
             }
         }
     }
@@ -89,11 +123,6 @@ private:
         for (int64_t output = 0; output < axis_.output; ++output) divisors_[output] = factor * own[output];
     }
 
-    void fill_empty(T* y, int64_t offset) {
-        std::fill_n(y + offset, lanes_, reduction_.empty());
-        if (is_keyed<R>) std::fill_n(indices_ + offset, lanes_, -1);
-    }
-
     // The elements at taps_, in row-major order, and their positions where they matter.
     void gather_taps() {
         const Range& along = taps_[rank_ - 1];
@@ -109,9 +138,9 @@ private:
     }
 
     // Combines rows, whose positions are x_step apart, and then what that gives along the row.
-    template <class Take>
-    void along_row(const typename Take::Source* const* rows, int64_t count, int64_t x_step, const Take& take, T* y,
-                   int64_t y_step) {
+    template <class Take, class Target>
+    void along_row(const typename Take::Source* const* rows, int64_t count, int64_t x_step, const Take& take,
+                   const Target& target) {
         // One row whose elements cost nothing to look at need not be copied.
         const bool in_place = count == 1 && level_count_ == 1 && !is_keyed<R> &&
                               (std::is_same_v<typename Take::Source, Accumulator> || !is_norm<R>);
@@ -121,7 +150,7 @@ private:
         for (int64_t output = 0; output < axis_.output;) {
             const Range& taps = windows[output];
             if (divisors_[output] == 0) {
-                fill_empty(y, output * y_step);
+                target.fill_empty(output, lanes_);
                 ++output;
                 continue;
             }
@@ -129,7 +158,7 @@ private:
             if (!in_place && (taps.begin < buffer_begin || last >= buffer_end)) {
                 const int64_t room = kRowBufferBytes / static_cast<int64_t>(sizeof(Accumulator)) / lanes_;
                 // A later window with dilation may begin a little earlier.
-                buffer_begin = level_count_ > 1 ? 0 : std::max<int64_t>(0, taps.begin - axis_.dilation + 1);
+                buffer_begin = level_count_ > 1 ? 0 : std::max<int64_t>(0, taps.begin - axis_.step + 1);
                 buffer_end =
                     level_count_ > 1 ? axis_.input : std::min(axis_.input, std::max(last + 1, buffer_begin + room));
                 fill_buffer(rows, count, buffer_begin, buffer_end, x_step, take);
@@ -137,7 +166,7 @@ private:
             // Windows one element apart are one run in memory.
             const int64_t available = in_place ? axis_.input : buffer_end;
             int64_t run = 1;
-            if (axis_.stride == 1 && !is_keyed<R> && y_step == lanes_ && (!in_place || x_step == lanes_)) {
+            if (target.is_one_run(lanes_) && (!in_place || x_step == lanes_)) {
                 while (output + run < axis_.output && windows[output + run].begin == taps.begin + run &&
                        windows[output + run].count == taps.count && last + run < available &&
                        divisors_[output + run] == divisors_[output]) {
@@ -149,7 +178,7 @@ private:
                 for (int64_t i = 0; i < taps.count; ++i) {
                     sources<Take>().push_back(rows[0] + (taps.begin + i * taps.step) * x_step);
                 }
-                finish(sources<Take>().data(), taps.count, run, output, take, y, output * y_step);
+                finish(sources<Take>().data(), taps.count, run, output, take, target);
             } else {
                 pieces_.clear();
                 const auto piece = [&](int64_t level, int64_t position) {
@@ -160,7 +189,7 @@ private:
                 } else {
                     for (int64_t i = 0; i < taps.count; ++i) piece(0, taps.begin + i * taps.step);
                 }
-                finish(pieces_.data(), pieces_.size(), run, output, AsItIs<Accumulator>(), y, output * y_step);
+                finish(pieces_.data(), pieces_.size(), run, output, AsItIs<Accumulator>(), target);
             }
             output += run;
         }
@@ -204,19 +233,16 @@ private:
             }
             for (auto& row : shifted) row += x_step;
         }
-        build_levels(combiner_of(reduction_), buffer_.data(), level_count_, columns, axis_.dilation, lanes_);
+        build_levels(combiner_of(reduction_), buffer_.data(), level_count_, columns, axis_.step, lanes_);
     }
 
     // The results of `run` windows from `output` on.
-    template <class Take>
+    template <class Take, class Target>
     void finish(const typename Take::Source* const* taps, int64_t count, int64_t run, int64_t output, const Take& take,
-                T* y, int64_t offset) {
+                const Target& target) {
         const int64_t size = lanes_ * run;
-        const Finish<R> finish{reduction_, y + offset, static_cast<Accumulator>(divisors_[output])};
-        if constexpr (is_keyed<R>) {
-            combine_taps(combiner_of(reduction_), taps, count, size, take,
-                         FinishKeys<R>{reduction_, y + offset, indices_ + offset, first_index_, index_step_});
-        } else if constexpr (may_leave_range<R>) {
+        const auto finish = target.at(output, static_cast<Accumulator>(divisors_[output]));
+        if constexpr (may_leave_range<R>) {
             sums_.resize(std::max<size_t>(sums_.size(), size));
             combine_taps(combiner_of(reduction_), taps, count, size, take, Keep<Accumulator>{sums_.data()});
             if (!finish_sums(reduction_, sums_.data(), size, finish)) return;
@@ -230,8 +256,8 @@ private:
 
     const R& reduction_;
     const int rank_;
-    const Axis& axis_;
     const std::vector<AxisTable> tables_;
+    const AxisTable& axis_;  // the last one
     std::vector<double> divisors_;
     double divided_for_ = -1;
     const int64_t level_count_;  // of the last axis
@@ -242,8 +268,6 @@ private:
     const T* x_ = nullptr;
     const int64_t* x_strides_ = nullptr;
     int64_t lanes_ = 0;
-    int64_t first_index_ = 0, index_step_ = 0;
-    int64_t* indices_ = nullptr;
     const Accumulator* reduced_rows_ = nullptr;
 
     Range taps_[kMaxSpatialRank];
@@ -254,26 +278,43 @@ private:
     std::vector<std::pair<int64_t, int64_t>> out_of_range_;  // outputs and lanes
 };
 
+// Where results go that belong to the plane at this image and channel.
+template <class R>
+Results<R> results_of(const R& reduction, const Call& call, typename R::Element* y, int64_t step, int64_t* indices,
+                      int64_t image, int64_t channel) {
+    if constexpr (is_keyed<R>) {
+        const int64_t first_index = image * call.index_strides[0] + channel * call.index_strides[1];
+        return {reduction, y, step, indices, first_index, call.index_strides[1]};
+    } else {
+        return {reduction, y, step};
+    }
+}
+
+template <class R>
+LaneRows<R> rows_of_windows(const R& reduction, const Call& call) {
+    return LaneRows<R>(reduction, axis_tables(call), is_keyed<R> ? call.index_strides + 2 : nullptr);
+}
+
 // Units are blocks of channels of an image.
 template <class R>
 void forward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
     using T = typename R::Element;
     const R reduction(call.parameters);
     const Geometry& geometry = call.geometry;
-    const int last = geometry.rank - 1;
-    LaneRows<R> rows(reduction, call);
+    const int64_t y_step = call.y.strides[1 + geometry.rank];
+    LaneRows<R> rows = rows_of_windows(reduction, call);
     const int64_t block = lanes_per_block(call), blocks = ceil_div(geometry.channels, block);
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = unit / blocks, channel = unit % blocks * block;
         const T* x = static_cast<const T*>(call.x.data) + image * call.x.strides[0] + channel;
         T* y = static_cast<T*>(call.y.data) + image * call.y.strides[0] + channel;
-        rows.set_lanes(x, call.x.strides + 2, std::min(block, geometry.channels - channel), 0, 0);
+        rows.set_lanes(x, call.x.strides + 2, std::min(block, geometry.channels - channel));
         for_each_output_row(geometry, call.y.strides + 2, [&](const int64_t* outer, int64_t row, int64_t offset) {
             T* y_row = y + offset;
-            rows.compute(outer, row, y_row, nullptr, call.y.strides[2 + last]);
+            rows.compute(outer, row, results_of(reduction, call, y_row, y_step, nullptr, image, channel));
             if constexpr (may_leave_range<R>) {
                 rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
-                    y_row[output * call.y.strides[2 + last] + lane] = rescaled_norm<T>(call, taps, x + lane);
+                    y_row[output * y_step + lane] = rescaled_norm<T>(call, taps, x + lane);
                 });
             }
         });
@@ -285,24 +326,20 @@ template <class R>
 void forward_channels(const Call& call, int64_t begin, int64_t end) {
     using T = typename R::Element;
     const R reduction(call.parameters);
-    const int last = call.geometry.rank - 1;
-    LaneRows<R> rows(reduction, call);
-    RowPosition position(call, begin, [](const Axis& axis) { return axis.output; });
+    const int rank = call.geometry.rank;
+    const int64_t y_step = call.y.strides[1 + rank];
+    LaneRows<R> rows = rows_of_windows(reduction, call);
+    RowPosition position(call, begin, output_size);
     for (int64_t unit = begin; unit < end; ++unit, position.advance()) {
         const T* x = plane_of<const T>(call.x, position);
-        T* y = row_of<T>(call.y, position, call.geometry.rank);
-        int64_t* indices = nullptr;
-        int64_t first_index = 0, index_step = 0;
-        if constexpr (is_keyed<R>) {
-            indices = row_of<int64_t>(call.indices, position, call.geometry.rank);
-            index_step = call.index_strides[1];
-            first_index = position.image * call.index_strides[0] + position.channel * index_step;
-        }
-        rows.set_lanes(x, call.x.strides + 2, position.lanes, first_index, index_step);
-        rows.compute(position.outer, 0, y, indices, call.y.strides[2 + last]);
+        T* y = row_of<T>(call.y, position, rank);
+        int64_t* indices = is_keyed<R> ? row_of<int64_t>(call.indices, position, rank) : nullptr;
+        rows.set_lanes(x, call.x.strides + 2, position.lanes);
+        rows.compute(position.outer, 0,
+                     results_of(reduction, call, y, y_step, indices, position.image, position.channel));
         if constexpr (may_leave_range<R>) {
             rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
-                y[output * call.y.strides[2 + last] + lane] = rescaled_norm<T>(call, taps, x + lane);
+                y[output * y_step + lane] = rescaled_norm<T>(call, taps, x + lane);
             });
         }
     }

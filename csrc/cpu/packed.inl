@@ -62,6 +62,17 @@ void transpose(const T* source, int64_t source_step, T* target, int64_t target_s
     }
 }
 
+// The dense strides of packed planes along their spatial axes; returns the elements of a plane.
+template <class Size>
+int64_t packed_strides(const Geometry& geometry, int64_t lanes, Size size_of_axis, int64_t* strides) {
+    int64_t size = 1;
+    for (int a = geometry.rank - 1; a >= 0; --a) {
+        strides[a] = size * lanes;
+        size *= size_of_axis(geometry.axes[a]);
+    }
+    return size;
+}
+
 // A unit is a group of planes, neighbours in the numbering n * C + c.
 template <class R>
 void forward_packed(const Call& call, int64_t begin, int64_t end) {
@@ -69,30 +80,24 @@ void forward_packed(const Call& call, int64_t begin, int64_t end) {
     const int64_t lanes = packed_planes<typename R::Accumulator>(call.geometry, sizeof(T));
     const R reduction(call.parameters);
     const Geometry& geometry = call.geometry;
-    LaneRows<R> rows(reduction, call);
+    LaneRows<R> rows = rows_of_windows(reduction, call);
 
     int64_t x_strides[kMaxSpatialRank], y_strides[kMaxSpatialRank];
-    int64_t x_size = 1, y_size = 1;
-    for (int a = geometry.rank - 1; a >= 0; --a) {
-        x_strides[a] = x_size * lanes;
-        y_strides[a] = y_size * lanes;
-        x_size *= geometry.axes[a].input;
-        y_size *= geometry.axes[a].output;
-    }
+    const int64_t x_size = packed_strides(geometry, lanes, input_size, x_strides);
+    const int64_t y_size = packed_strides(geometry, lanes, output_size, y_strides);
     std::vector<T> x(x_size * lanes), y(y_size * lanes);
     std::vector<int64_t> indices(is_keyed<R> ? y.size() : 0);
-    const int64_t index_step = is_keyed<R> ? call.index_strides[1] : 0;
 
     for (int64_t group = begin; group < end; ++group) {
         const int64_t first_plane = group * lanes;
         const int64_t planes = std::min(lanes, geometry.batch * geometry.channels - first_plane);
         const T* source = static_cast<const T*>(call.x.data) + first_plane * call.x.strides[1];
-        T* target = static_cast<T*>(call.y.data) + first_plane * call.y.strides[1];
         transpose(source, call.x.strides[1], x.data(), lanes, planes, x_size);
-        rows.set_lanes(x.data(), x_strides, lanes, first_plane * index_step, index_step);
+        rows.set_lanes(x.data(), x_strides, lanes);
         for_each_output_row(geometry, y_strides, [&](const int64_t* outer, int64_t row, int64_t offset) {
             T* y_row = y.data() + offset;
-            rows.compute(outer, row, y_row, indices.data() + offset, lanes);
+            rows.compute(outer, row,
+                         results_of(reduction, call, y_row, lanes, indices.data() + offset, 0, first_plane));
             if constexpr (may_leave_range<R>) {
                 rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
                     if (lane >= planes) return;
@@ -100,11 +105,12 @@ void forward_packed(const Call& call, int64_t begin, int64_t end) {
                 });
             }
         });
-        transpose(y.data(), lanes, target, call.y.strides[1], y_size, planes);
-        if constexpr (is_keyed<R>) {
-            const int64_t step = call.indices.strides[1];
-            transpose(indices.data(), lanes, static_cast<int64_t*>(call.indices.data) + first_plane * step, step,
-                      y_size, planes);
-        }
+        const auto unpack = [&](const auto* packed, const Operand& operand) {
+            const int64_t step = operand.strides[1];
+            auto* target = static_cast<std::remove_const_t<std::remove_pointer_t<decltype(packed)>>*>(operand.data);
+            transpose(packed, lanes, target + first_plane * step, step, y_size, planes);
+        };
+        unpack(y.data(), call.y);
+        if constexpr (is_keyed<R>) unpack(indices.data(), call.indices);
     }
 }

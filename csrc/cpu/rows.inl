@@ -76,92 +76,167 @@ private:
     std::vector<const Accumulator*> taps_;
 };
 
+// Rows of a plane, each along the last axis: for each position, the taps that the tables name along the outer axes and
+// the window of the last one.
+template <class R>
+class PlaneRows {
+public:
+    using T = typename R::Element;
+    using Accumulator = typename R::Accumulator;
+
+    // Positions are counted with these strides, where R has any.
+    PlaneRows(const R& reduction, std::vector<AxisTable> tables, const Axis& axis,
+              const int64_t* position_strides = nullptr)
+        : reduction_(reduction),
+          tables_(std::move(tables)),
+          axis_(axis),
+          last_(static_cast<int>(tables_.size()) - 1),
+          is_separable_(!is_keyed<R> && is_separable(tables_)),
+          outer_reduction_(reduction, tables_, last_),
+          padded_(reduction, axis, tables_[last_]),
+          sums_(axis.output),
+          position_strides_(position_strides) {}
+
+    PlaneRows(const PlaneRows&) = delete;  // refers to itself
+
+    // The plane whose rows are asked for next, and the strides of its axes; the last one is 1.
+    void set_plane(const T* x, const int64_t* strides) {
+        x_ = x;
+        strides_ = strides;
+        if (is_separable_) reduced_rows_ = outer_reduction_.compute(x, strides, 1);
+    }
+
+    // The row at these outer coordinates, the row_index-th of the plane: put(i, results). At least one of its windows
+    // has data.
+    template <class Put>
+    void compute(const int64_t* outer, int64_t row_index, const Put& put) {
+        for (int a = 0; a < last_; ++a) taps_[a] = tables_[a].taps[outer[a]];
+        if (is_separable_) {
+            std::copy_n(reduced_rows_ + row_index * axis_.input, axis_.input, padded_.data());
+        } else {
+            combine_rows();
+        }
+        const std::vector<const Accumulator*>& pieces = padded_.taps();
+        const auto count = static_cast<int64_t>(pieces.size());
+        const AsItIs<Accumulator> take;
+        any_out_of_range_ = false;
+        if constexpr (may_leave_range<R>) {
+            combine_taps(combiner_of(reduction_), pieces.data(), count, axis_.output, take,
+                         Keep<Accumulator>{sums_.data()});
+            any_out_of_range_ = finish_sums(reduction_, sums_.data(), axis_.output, put);
+        } else {
+            combine_taps(combiner_of(reduction_), pieces.data(), count, axis_.output, take, put);
+        }
+    }
+
+    // The windows of the last row that need the slow way: again(taps, output).
+    template <class Redo>
+    void redo(const Redo& again) {
+        for (int64_t output = 0; any_out_of_range_ && output < axis_.output; ++output) {
+            taps_[last_] = tables_[last_].taps[output];
+            if (reduction_.out_of_range(sums_[output])) again(taps_, output);
+        }
+    }
+
+private:
+    void combine_rows() {
+        taps_[last_] = {0, 1, 1};
+        rows_.clear();
+        for_each_row<1>(taps_, last_ + 1, {strides_},
+                        [&](const int64_t (&offsets)[1], const int64_t*) { rows_.push_back(x_ + offsets[0]); });
+        const auto count = static_cast<int64_t>(rows_.size());
+        if constexpr (is_keyed<R>) {
+            positions_.clear();
+            for_each_row<1>(taps_, last_ + 1, {position_strides_},
+                            [&](const int64_t (&offsets)[1], const int64_t*) { positions_.push_back(offsets[0]); });
+            combine_taps(combiner_of(reduction_), rows_.data(), count, axis_.input,
+                         LiftRows<R>{reduction_, positions_.data()}, KeepColumns<R>{reduction_, padded_.data(), 0, 1});
+        } else {
+            combine_taps(combiner_of(reduction_), rows_.data(), count, axis_.input, Lift<R>{reduction_},
+                         Keep<Accumulator>{padded_.data()});
+        }
+    }
+
+    const R& reduction_;
+    const std::vector<AxisTable> tables_;
+    const Axis axis_;  // the last one
+    const int last_;
+    const bool is_separable_;
+    AxisByAxis<R> outer_reduction_;
+    PaddedRow<R> padded_;
+    std::vector<Accumulator> sums_;
+    const int64_t* const position_strides_;
+
+    const T* x_ = nullptr;
+    const int64_t* strides_ = nullptr;
+    const Accumulator* reduced_rows_ = nullptr;
+    bool any_out_of_range_ = false;
+    Range taps_[kMaxSpatialRank];
+    std::vector<const T*> rows_;
+    std::vector<int64_t> positions_;
+};
+
+// The divisors of a row of windows, of which `factor` is what the outer axes make of them. Windows without data get
+// any.
+template <class A>
+class RowDivisors {
+public:
+    explicit RowDivisors(const AxisTable& table) : table_(table), divisors_(table.output) {}
+
+    const A* of(double factor) {
+        if (factor == factor_) return divisors_.data();
+        factor_ = factor;
+        for (int64_t o = 0; o < table_.output; ++o) {
+            divisors_[o] = static_cast<A>(std::max(1.0, factor * table_.factors[o]));
+        }
+        return divisors_.data();
+    }
+
+private:
+    const AxisTable& table_;
+    double factor_ = -1;
+    std::vector<A> divisors_;
+};
+
+// Units are rows.
 template <class R>
 void forward_rows(const Call& call, int64_t begin, int64_t end) {
     using T = typename R::Element;
-    using Accumulator = typename R::Accumulator;
     const R reduction(call.parameters);
     const Geometry& geometry = call.geometry;
     const int last = geometry.rank - 1;
-    const Axis& axis = geometry.axes[last];
     const std::vector<AxisTable> tables = axis_tables(call);
-    const bool has_empty_window = std::count(tables[last].factors.begin(), tables[last].factors.end(), 0.0) > 0;
-    const bool separable = !is_keyed<R> && is_separable(tables);
-    AxisByAxis<R> outer_reduction(reduction, tables, last);
-    const Accumulator* reduced_rows = nullptr;
-    const T* reduced_plane = nullptr;
-    PaddedRow<R> padded(reduction, axis, tables[last]);
-    std::vector<Accumulator> divisors(axis.output), sums(axis.output);
-    double divided_for = -1;
-    std::vector<const T*> rows;
-    std::vector<int64_t> positions;
-    Range taps[kMaxSpatialRank];
+    const AxisTable& table = tables[last];
+    const bool has_empty_window = std::count(table.factors.begin(), table.factors.end(), 0.0) > 0;
+    PlaneRows<R> rows(reduction, tables, geometry.axes[last], is_keyed<R> ? call.index_strides + 2 : nullptr);
+    RowDivisors<typename R::Accumulator> divisors(table);
+    const T* current_plane = nullptr;
 
-    RowPosition position(call, begin, [](const Axis& a) { return a.output; });
+    RowPosition position(call, begin, output_size);
     for (int64_t row = begin; row < end; ++row, position.advance()) {
         const T* plane = plane_of<const T>(call.x, position);
         T* y = row_of<T>(call.y, position, geometry.rank);
         int64_t* indices = is_keyed<R> ? row_of<int64_t>(call.indices, position, geometry.rank) : nullptr;
         double factor = 1;
-        for (int a = 0; a < last; ++a) {
-            taps[a] = tables[a].taps[position.outer[a]];
-            factor *= tables[a].factors[position.outer[a]];
-        }
-        if (factor == 0) {
-            std::fill(y, y + axis.output, reduction.empty());
-            if (is_keyed<R>) std::fill_n(indices, axis.output, -1);
-            continue;
-        }
-        if (separable) {
-            if (plane != reduced_plane) reduced_rows = outer_reduction.compute(plane, call.x.strides + 2, 1);
-            reduced_plane = plane;
-            std::copy_n(reduced_rows + position.row_in_plane() * axis.input, axis.input, padded.data());
-        } else {
-            rows.clear();
-            taps[last] = {0, 1, 1};
-            for_each_row<1>(taps, geometry.rank, {call.x.strides + 2},
-                            [&](const int64_t (&offsets)[1], const int64_t*) { rows.push_back(plane + offsets[0]); });
-            const auto count = static_cast<int64_t>(rows.size());
+        for (int a = 0; a < last; ++a) factor *= tables[a].factors[position.outer[a]];
+        if (factor != 0) {
+            if (plane != current_plane) rows.set_plane(plane, call.x.strides + 2);
+            current_plane = plane;
             if constexpr (is_keyed<R>) {
-                positions.clear();
-                for_each_row<1>(taps, geometry.rank, {call.index_strides + 2},
-                                [&](const int64_t (&offsets)[1], const int64_t*) { positions.push_back(offsets[0]); });
-                combine_taps(combiner_of(reduction), rows.data(), count, axis.input,
-                             LiftRows<R>{reduction, positions.data()}, KeepColumns<R>{reduction, padded.data(), 0, 1});
+                const int64_t index = position.image * call.index_strides[0] + position.channel * call.index_strides[1];
+                rows.compute(position.outer, 0, FinishKeys<R>{reduction, y, indices, index, 0});
             } else {
-                combine_taps(combiner_of(reduction), rows.data(), count, axis.input, Lift<R>{reduction},
-                             Keep<Accumulator>{padded.data()});
+                rows.compute(position.outer, position.row_in_plane(), FinishEach<R>{reduction, y, divisors.of(factor)});
+            }
+            if constexpr (may_leave_range<R>) {
+                rows.redo([&](const Range* taps, int64_t output) { y[output] = rescaled_norm<T>(call, taps, plane); });
             }
         }
-        if (R::kDivides && factor != divided_for) {
-            divided_for = factor;
-            for (int64_t o = 0; o < axis.output; ++o) {
-                divisors[o] = static_cast<Accumulator>(std::max(1.0, factor * tables[last].factors[o]));
-            }
-        }
-        const std::vector<const Accumulator*>& pieces = padded.taps();
-        const FinishEach<R> finish{reduction, y, divisors.data()};
-        const auto count = static_cast<int64_t>(pieces.size());
-        const AsItIs<Accumulator> take;
-        if constexpr (is_keyed<R>) {
-            const int64_t index = position.image * call.index_strides[0] + position.channel * call.index_strides[1];
-            combine_taps(combiner_of(reduction), pieces.data(), count, axis.output, take,
-                         FinishKeys<R>{reduction, y, indices, index, 0});
-        } else if constexpr (may_leave_range<R>) {
-            combine_taps(combiner_of(reduction), pieces.data(), count, axis.output, take,
-                         Keep<Accumulator>{sums.data()});
-            const bool any = finish_sums(reduction, sums.data(), axis.output, finish);
-            for (int64_t o = 0; any && o < axis.output; ++o) {
-                taps[last] = tables[last].taps[o];
-                if (reduction.out_of_range(sums[o])) y[o] = rescaled_norm<T>(call, taps, plane);
-            }
-        } else {
-            combine_taps(combiner_of(reduction), pieces.data(), count, axis.output, take, finish);
-        }
-        for (int64_t o = 0; has_empty_window && o < axis.output; ++o) {
-            if (tables[last].factors[o] != 0) continue;
-            y[o] = reduction.empty();
-            if (is_keyed<R>) indices[o] = -1;
+        if (factor != 0 && !has_empty_window) continue;
+        for (int64_t output = 0; output < table.output; ++output) {
+            if (factor * table.factors[output] != 0) continue;
+            y[output] = reduction.empty();
+            if (is_keyed<R>) indices[output] = -1;
         }
     }
 }

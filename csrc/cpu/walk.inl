@@ -26,6 +26,9 @@ inline void for_each_row(const Range* ranges, int rank, const int64_t* const (&s
     }
 }
 
+inline int64_t output_size(const Axis& axis) { return axis.output; }
+inline int64_t input_size(const Axis& axis) { return axis.input; }
+
 // Work comes in rows: all positions along the last spatial axis of the written tensor, for one channel or, with
 // channels innermost, for a block of channels.
 constexpr int64_t kChannelBlock = 512;
@@ -163,7 +166,7 @@ struct AxisTable {
     int64_t output;
     int64_t step;  // between the taps of a result
     std::vector<Range> taps;
-    std::vector<double> factors;  // of divisors; float64: three huge axes have more taps than int64 can count
+    std::vector<double> factors;  // of divisors, 0 without taps; float64: three huge axes have more than int64 counts
     int level_count;              // see sliding.inl
 
     // The taps of windows.
@@ -185,6 +188,7 @@ struct AxisTable {
         table.taps.reserve(axis.input);
         for (int64_t input = 0; input < axis.input; ++input) {
             table.taps.push_back(covering_windows(axis, input));
+            table.factors.push_back(table.taps.back().count > 0);
             if (table.taps.back().count > 1) table.step = table.taps.back().step;
         }
         table.choose_levels();
