@@ -31,10 +31,15 @@ struct Shape<V, true> {
 
 #endif
 
+template <int kBytes, bool kSigned>
+using integer_t = std::conditional_t<
+    kBytes == 8, std::conditional_t<kSigned, int64_t, uint64_t>,
+    std::conditional_t<kBytes == 4, std::conditional_t<kSigned, int32_t, uint32_t>,
+                       std::conditional_t<kBytes == 2, std::conditional_t<kSigned, int16_t, uint16_t>,
+                                          std::conditional_t<kSigned, int8_t, uint8_t>>>>;
+
 template <class T>
-using unsigned_t = std::conditional_t<
-    sizeof(T) == 8, uint64_t,
-    std::conditional_t<sizeof(T) == 4, uint32_t, std::conditional_t<sizeof(T) == 2, uint16_t, uint8_t>>>;
+using unsigned_t = integer_t<sizeof(T), false>;
 
 // The type of V's numbers, and V with numbers of another type.
 template <class V>
@@ -50,7 +55,26 @@ ONNXPOOL_HOST_DEVICE inline with_numbers_t<To, V> convert(V value) {
         return value;
     } else {
 #if !defined(__CUDACC__)
-        return __builtin_convertvector(value, with_numbers_t<To, V>);
+        using From = number_t<V>;
+        using Result = with_numbers_t<To, V>;
+        if constexpr (std::is_integral_v<From> && std::is_integral_v<To>) {
+#if defined(ONNXPOOL_AVX512)
+            if constexpr (sizeof(V) == 16 && sizeof(Result) == 64) {
+                return (Result)(std::is_signed_v<From> ? _mm512_cvtepi8_epi32((__m128i)value)
+                                                       : _mm512_cvtepu8_epi32((__m128i)value));
+            } else if constexpr (sizeof(V) == 64 && sizeof(Result) == 16) {
+                return (Result)_mm512_cvtepi32_epi8((__m512i)value);
+            }
+#endif
+            // Compilers take vectors apart whose numbers grow or shrink more than twofold.
+            constexpr bool is_signed = std::is_signed_v<From>;
+            if constexpr (sizeof(To) > 2 * sizeof(From)) {
+                return convert<To>(convert<integer_t<2 * sizeof(From), is_signed>>(value));
+            } else if constexpr (2 * sizeof(To) < sizeof(From)) {
+                return convert<To>(convert<integer_t<sizeof(From) / 2, is_signed>>(value));
+            }
+        }
+        return __builtin_convertvector(value, Result);
 #endif
     }
 }

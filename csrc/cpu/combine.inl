@@ -3,11 +3,15 @@
 // combined into one run.
 
 // body(i, lanes) for vectors of kCount lanes that cover 0 ... size - 1. The last two may overlap: doing an element
-// twice must not matter. Runs shorter than a vector are done one by one.
+// twice must not matter. Runs shorter than a vector take smaller ones, or are done one by one.
 template <int kCount, class Body>
 inline void in_vectors(int64_t size, const Body& body) {
     constexpr std::integral_constant<int, kCount> vector;
     constexpr std::integral_constant<int, 1> single;
+    if constexpr (kCount >= 8) {
+        constexpr int smaller = kCount >= 16 ? kCount / 4 : kCount / 2;
+        if (size < kCount && size >= smaller) return in_vectors<smaller>(size, body);
+    }
     if (size < kCount) {
         for (int64_t i = 0; i < size; ++i) body(i, single);
         return;

@@ -9,6 +9,10 @@ inline void take_every(int64_t step, const A* source, A* target, int64_t size) {
         return in_vectors<kLanes<A>>(size, [&](int64_t i, auto n) {
             if constexpr (n == 1) {
                 target[i] = source[2 * i];
+            } else if constexpr (sizeof(A) == 1) {  // the lower halves of integers of two bytes
+                Vector<uint16_t, n> pairs;
+                std::memcpy(&pairs, source + 2 * i, sizeof(pairs));
+                store(target + i, convert<A>(pairs));
             } else {
                 store(target + i, every_second(load<n>(source + 2 * i), load<n>(source + 2 * i + n)));
             }

@@ -17,11 +17,11 @@ inline auto floats_of(Bits bits) {
     using Floats = with_numbers_t<float, Bits>;
     if constexpr (std::is_same_v<T, BFloat16>) {
         return reinterpret<Floats>(convert<uint32_t>(bits) << 16);
-#if defined(__AVX512F__)
+#if defined(ONNXPOOL_AVX512)
     } else if constexpr (sizeof(Floats) == 64) {
         return (Floats)_mm512_cvtph_ps((__m256i)bits);
 #endif
-#if defined(__F16C__)
+#if defined(ONNXPOOL_F16C)
     } else if constexpr (sizeof(Floats) == 32) {
         return (Floats)_mm256_cvtph_ps((__m128i)bits);
 #endif
@@ -43,13 +43,14 @@ inline auto halves_of(Floats value) {
     } else {
         const auto sign = (bits >> 16) & 0x8000u;
         const auto size = bits & 0x7fffffffu;
-#if defined(__AVX512F__)
+#if defined(ONNXPOOL_AVX512)
         if constexpr (sizeof(Floats) == 64) {
             const auto half = _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT);
             const auto rounded = convert<uint32_t>((with_numbers_t<uint16_t, Floats>)half);
             return convert<uint16_t>(value != value ? sign | 0x7e00u : rounded);
         }
-#elif defined(__F16C__)
+#endif
+#if defined(ONNXPOOL_F16C)
         if constexpr (sizeof(Floats) == 32) {
             const auto half = _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT);
             const auto rounded = convert<uint32_t>((with_numbers_t<uint16_t, Floats>)half);
