@@ -150,6 +150,11 @@ constexpr double kSmallPlane = 128;  // elements
 template <class R>
 Task plan_plane(const Call& call) {
     if constexpr (!R::kIndexed && !R::kInOrder) {
+        if (call.channels_innermost && call.y.strides[1] == 1) {
+            const int64_t lanes = lanes_per_row(call);
+            return {forward_plane_lanes<R>, call.geometry.batch * ceil_div(call.geometry.channels, lanes),
+                    plane_elements(call) * static_cast<double>(lanes)};
+        }
         if (has_dense_planes(call.geometry, call.x, input_size)) {
             const Geometry& geometry = call.geometry;
             if (plane_elements(call) <= kSmallPlane && can_be_packed<R>(call)) return plan_packed<R>(call);

@@ -80,16 +80,6 @@ inline bool can_be_keyed(const Call& call) {
     return row_major && positions <= static_cast<double>(kMaxKeyedPositions);
 }
 
-// The accumulator of x, an element at this position of its plane.
-template <class R, class V>
-inline auto lift_at(const R& reduction, V x, int64_t position) {
-    if constexpr (is_keyed<R>) {
-        return reduction.moved(reduction.lift(x), position);
-    } else {
-        return reduction.lift(x);
-    }
-}
-
 // 0, 1, 2, ...
 template <class V, int... i>
 inline V counting(std::integer_sequence<int, i...>) {
@@ -101,6 +91,17 @@ inline V counting() {
         return counting<V>(std::make_integer_sequence<int, Shape<V>::kCount>());
     } else {
         return 0;
+    }
+}
+
+// The accumulators of neighbouring elements, of which the first is at this position of its plane.
+template <class R, class V>
+inline auto lift_at(const R& reduction, V x, int64_t position) {
+    const auto lifted = reduction.lift(x);
+    if constexpr (is_keyed<R>) {
+        return reduction.moved(lifted, position + counting<std::remove_const_t<decltype(lifted)>>());
+    } else {
+        return lifted;
     }
 }
 

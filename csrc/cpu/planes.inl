@@ -1,5 +1,7 @@
 // Part of kernels.inl: see there.
-// One window spans a plane that is contiguous in memory: the plane is read once, into several accumulators.
+// One window spans the plane, which is read once.
+
+// Planes that are contiguous in memory: into several accumulators.
 
 template <int kCount, class R>
 inline typename R::Accumulator combine_halves(const R& reduction, typename R::Accumulator* partial) {
@@ -12,20 +14,41 @@ inline typename R::Accumulator combine_halves(const R& reduction, typename R::Ac
     }
 }
 
+// Whatever the width of vectors, x[i] goes to accumulator i % kAccumulators.
 template <int kAccumulators, class R>
 inline typename R::Accumulator reduce_contiguous(const R& reduction, const typename R::Element* x, int64_t size) {
-    typename R::Accumulator partial[kAccumulators];
-    for (int i = 0; i < kAccumulators; ++i) partial[i] = reduction.identity();
+    using Accumulator = typename R::Accumulator;
+    constexpr int lanes = std::min(kLanes<Accumulator>, kAccumulators);
+    constexpr int vectors = kAccumulators / lanes;
+    using V = Vector<Accumulator, lanes>;
+    V partial[vectors];
+    for (V& accumulators : partial) accumulators = V{} + reduction.identity();
     int64_t done = 0;
-    for (; done + kAccumulators <= size; done += kAccumulators) {
-        for (int i = 0; i < kAccumulators; ++i) {
-            partial[i] = reduction.combine(partial[i], lift_at(reduction, load<1>(x + done + i), done + i));
-        }
+    const auto take_in = [&](V& accumulators) {
+        accumulators = reduction.combine(accumulators, lift_at(reduction, load<lanes>(x + done), done));
+        done += lanes;
+    };
+    while (done + kAccumulators <= size) {
+#pragma GCC unroll 32
+        for (int v = 0; v < vectors; ++v) take_in(partial[v]);
     }
-    for (int i = 0; i < size - done; ++i) {
-        partial[i] = reduction.combine(partial[i], lift_at(reduction, load<1>(x + done + i), done + i));
+    int v = 0;
+    while (done + lanes <= size) take_in(partial[v++]);
+    if (done < size) {
+        Accumulator rest[lanes];
+        std::fill_n(rest, lanes, reduction.identity());
+        for (int64_t i = done; i < size; ++i) rest[i - done] = lift_at(reduction, load<1>(x + i), i);
+        V accumulators;
+        std::memcpy(&accumulators, rest, sizeof(rest));
+        partial[v] = reduction.combine(partial[v], accumulators);
     }
-    return combine_halves<kAccumulators>(reduction, partial);
+#pragma GCC unroll 8
+    for (int half = vectors / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) partial[i] = reduction.combine(partial[i], partial[i + half]);
+    }
+    Accumulator numbers[lanes];
+    std::memcpy(numbers, &partial[0], sizeof(numbers));
+    return combine_halves<lanes>(reduction, numbers);
 }
 
 template <class R>
@@ -51,6 +74,69 @@ void forward_planes(const Call& call, int64_t begin, int64_t end) {
             auto* indices = static_cast<int64_t*>(call.indices.data);
             indices[image * call.indices.strides[0] + channel * call.indices.strides[1]] =
                 image * call.index_strides[0] + channel * call.index_strides[1] + reduction.position(accumulator);
+        }
+    }
+}
+
+// Blocks of channels that are next to each other: position by position, row by row. Units are blocks.
+template <class R>
+void forward_plane_lanes(const Call& call, int64_t begin, int64_t end) {
+    using T = typename R::Element;
+    using Accumulator = typename R::Accumulator;
+    const R reduction(call.parameters);
+    const Geometry& geometry = call.geometry;
+    const int last = geometry.rank - 1;
+    const int64_t columns = geometry.axes[last].input, x_step = call.x.strides[2 + last];
+    const int64_t block = lanes_per_row(call), blocks = ceil_div(geometry.channels, block);
+    double size = 1;
+    Range all[kMaxSpatialRank], taps[kMaxSpatialRank];
+    for (int a = 0; a <= last; ++a) {
+        size *= static_cast<double>(geometry.axes[a].input);
+        taps[a] = all[a] = {0, geometry.axes[a].input, 1};
+    }
+    all[last] = {0, 1, 1};
+    const int64_t no_strides[kMaxSpatialRank] = {};
+    const int64_t* position_strides = is_keyed<R> ? call.index_strides + 2 : no_strides;
+    std::vector<const T*> row(columns);
+    std::vector<int64_t> positions(columns);
+    std::vector<Accumulator> row_sums(block), sums(block), next_sums(block);
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t image = unit / blocks, channel = unit % blocks * block;
+        const int64_t lanes = std::min(block, geometry.channels - channel);
+        const T* x = static_cast<const T*>(call.x.data) + image * call.x.strides[0] + channel;
+        T* y = static_cast<T*>(call.y.data) + image * call.y.strides[0] + channel;
+        std::fill_n(sums.begin(), lanes, reduction.identity());
+        for_each_row<2>(all, geometry.rank, {call.x.strides + 2, position_strides},
+                        [&](const int64_t (&offsets)[2], const int64_t*) {
+                            for (int64_t i = 0; i < columns; ++i) {
+                                row[i] = x + offsets[0] + i * x_step;
+                                positions[i] = offsets[1] + i;
+                            }
+                            const Keep<Accumulator> keep{row_sums.data()};
+                            if constexpr (is_keyed<R>) {
+                                const LiftRows<R> lift{reduction, positions.data()};
+                                combine_taps(combiner_of(reduction), row.data(), columns, lanes, lift, keep);
+                            } else {
+                                combine_taps(combiner_of(reduction), row.data(), columns, lanes, Lift<R>{reduction}, keep);
+                            }
+                            const Accumulator* both[] = {sums.data(), row_sums.data()};
+                            combine_taps(combiner_of(reduction), both, 2, lanes, AsItIs<Accumulator>(),
+                                         Keep<Accumulator>{next_sums.data()});
+                            std::swap(sums, next_sums);
+                        });
+        int64_t* indices = nullptr;
+        if constexpr (is_keyed<R>) {
+            indices = static_cast<int64_t*>(call.indices.data) + image * call.indices.strides[0] + channel;
+        }
+        const auto finish =
+            results_of(reduction, call, y, 0, indices, image, channel).at(0, static_cast<Accumulator>(size));
+        if constexpr (may_leave_range<R>) {
+            if (!finish_sums(reduction, sums.data(), lanes, finish)) continue;
+            for (int64_t lane = 0; lane < lanes; ++lane) {
+                if (reduction.out_of_range(sums[lane])) y[lane] = rescaled_norm<T>(call, taps, x + lane);
+            }
+        } else {
+            in_vectors<kLanes<Accumulator>>(lanes, [&](int64_t i, auto n) { finish(i, load<n>(sums.data() + i)); });
         }
     }
 }
