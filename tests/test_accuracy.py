@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import onnxruntime
 import oracle
@@ -99,10 +101,8 @@ def test_error_of_gradients_is_not_above_torchs(operator, attributes, layout):
     ours = call(case, [x])
     grad = to_tensor(rng.standard_normal(ours.shape).astype(np.float32))
     window = attributes["kernel_shape"], attributes.get("strides", 1), attributes.get("pads", [0])[0]
-    if operator == "MaxPool":
-        theirs = F.max_pool2d(x, *window)
-    else:
-        theirs = F.avg_pool2d(x, *window, count_include_pad=False)
+    peer = F.max_pool2d if operator == "MaxPool" else partial(F.avg_pool2d, count_include_pad=False)
+    theirs = peer(x, *window)
     exact = oracle.GRADIENT[operator](to_array(grad), to_array(x.detach()), **attributes)
     errors = [np.abs(to_array(torch.autograd.grad(y, x, grad)[0]) - exact) for y in (ours, theirs)]
     assert errors[0].mean() <= errors[1].mean()
