@@ -1,6 +1,6 @@
 // The kernels, compiled once for each instruction set: kernels_*.cpp include this file with ONNXPOOL_ISA naming the
-// namespace, the compiler's target set, and ONNXPOOL_AVX512 and ONNXPOOL_F16C defined where there is such a thing: GCC's
-// own macros do not follow the target of a pragma. No system header is included from here.
+// namespace, the compiler's target set, and ONNXPOOL_AVX512 and ONNXPOOL_F16C defined where there is such a thing:
+// GCC's own macros do not follow the target of a pragma. No system header is included from here.
 
 namespace onnxpool::cpu::ONNXPOOL_ISA {
 

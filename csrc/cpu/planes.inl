@@ -117,7 +117,8 @@ void forward_plane_lanes(const Call& call, int64_t begin, int64_t end) {
                                 const LiftRows<R> lift{reduction, positions.data()};
                                 combine_taps(combiner_of(reduction), row.data(), columns, lanes, lift, keep);
                             } else {
-                                combine_taps(combiner_of(reduction), row.data(), columns, lanes, Lift<R>{reduction}, keep);
+                                combine_taps(combiner_of(reduction), row.data(), columns, lanes, Lift<R>{reduction},
+                                             keep);
                             }
                             const Accumulator* both[] = {sums.data(), row_sums.data()};
                             combine_taps(combiner_of(reduction), both, 2, lanes, AsItIs<Accumulator>(),
