@@ -449,19 +449,25 @@ void backward_by_index(const Call& call, int64_t begin, int64_t end) {
         } else {
             for (int64_t lane = 0; lane < lanes; ++lane) std::fill_n(sums + lane * lane_step, size, Accumulator(0));
         }
+        // n windows: those of one lane that follow each other, or those of all lanes at one position.
+        const auto scatter = [&](int64_t n, const T* grad, int64_t grad_step, const int64_t* index, int64_t index_step,
+                                 int64_t plane_step, int64_t target_step) {
+            for (int64_t i = 0; i < n; ++i) {
+                const int64_t inner = index[i * index_step] - first_index - i * plane_step;
+                if (static_cast<uint64_t>(inner) >= static_cast<uint64_t>(size)) continue;
+                const int64_t place = row_major ? inner * step : places[inner];
+                sums[place + i * target_step] += static_cast<Accumulator>(load<1>(grad + i * grad_step));
+            }
+        };
         for_each_row<2>(outputs, rank, {call.grad_y.strides + 2, call.indices.strides + 2},
                         [&](const int64_t (&offsets)[2], const int64_t*) {
-                            for (int64_t o = 0; o < outputs[last].count; ++o) {
-                                const T* grad = grad_y + offsets[0] + o * grad_step;
-                                const int64_t* index = indices + offsets[1] + o * index_step;
-                                for (int64_t lane = 0; lane < lanes; ++lane) {
-                                    const int64_t inner =
-                                        index[lane * index_lane_step] - first_index - lane * call.index_strides[1];
-                                    if (static_cast<uint64_t>(inner) >= static_cast<uint64_t>(size)) continue;
-                                    const int64_t place = row_major ? inner * step : places[inner];
-                                    sums[place + lane * lane_step] +=
-                                        static_cast<Accumulator>(load<1>(grad + lane * grad_lane_step));
-                                }
+                            const T* grad = grad_y + offsets[0];
+                            const int64_t* index = indices + offsets[1];
+                            const int64_t count = outputs[last].count;
+                            if (lanes == 1) return scatter(count, grad, grad_step, index, index_step, 0, 0);
+                            for (int64_t o = 0; o < count; ++o) {
+                                scatter(lanes, grad + o * grad_step, grad_lane_step, index + o * index_step,
+                                        index_lane_step, call.index_strides[1], lane_step);
                             }
                         });
         if constexpr (!in_place) {
