@@ -61,7 +61,7 @@ def assert_gradient(case: Case, dtype: str, x: torch.Tensor, grad: torch.Tensor,
     exact = formula(g, data, **case.attributes)
     magnitude = formula(np.abs(g), np.abs(data) if norm else data, **case.attributes)
     info = torch.finfo(x.dtype)
-    summed_in_float64 = x.dtype == torch.float64 or (norm and x.dtype == torch.float32)
+    summed_in_float64 = x.dtype == torch.float64 or (x.dtype == torch.float32 and (norm or x.is_cuda))
     unit_of_sums = 2.0**-53 if summed_in_float64 else 2.0**-24
     bound = info.eps * np.abs(exact) + info.smallest_normal * info.eps
     bound += (2 + largest_window(case)) * unit_of_sums * magnitude

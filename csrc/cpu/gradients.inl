@@ -77,12 +77,22 @@ inline std::vector<AxisTable> covering_tables(const Geometry& geometry) {
     return tables;
 }
 
+// The tensors that a gradient looks at, or others of their shapes where it looks at none.
+template <class G>
+const Operand& data_of(const Call& call) {
+    return G::kNeedsData ? call.x : call.grad_x;
+}
+template <class G>
+const Operand& result_of(const Call& call) {
+    return G::kNeedsData ? call.y : call.grad_y;
+}
+
 // Where the gradients of a row go: finish(sum, x).
 template <class G>
 struct FinishGradient {
     using T = typename G::Element;
     const G& gradient;
-    const T* x;  // null where it is not needed
+    const T* x;
     T* grad_x;
     template <class V>
     void operator()(int64_t i, V sum) const {
@@ -110,7 +120,7 @@ struct GradientResults {
     void fill_empty(int64_t position, int64_t lanes) const {
         std::fill_n(grad_x + position * step, lanes, static_cast<T>(0.0f));
     }
-    bool is_one_run(int64_t lanes) const { return step == lanes && x_step == (G::kNeedsData ? lanes : 0); }
+    bool is_one_run(int64_t lanes) const { return step == lanes && x_step == lanes; }
 };
 
 // `size` elements that lie `step` apart, brought together in `buffer` where they are not.
@@ -142,7 +152,7 @@ public:
           windows_(axis_tables(call)),
           rows_(sum_, covering_tables(call.geometry)) {}
 
-    // What the windows send. y is null where it is not needed.
+    // What the windows send.
     void prepare(const T* grad_y, const int64_t* grad_y_strides, int64_t grad_y_lane_step, const T* y,
                  const int64_t* y_strides, int64_t y_lane_step, int64_t lanes) {
         const int rank = geometry_.rank;
@@ -152,29 +162,29 @@ public:
         int64_t strides[3][kMaxSpatialRank + 1];
         for (int a = 0; a < rank; ++a) {
             strides[0][a] = grad_y_strides[a];
-            strides[1][a] = y ? y_strides[a] : 0;
+            strides[1][a] = y_strides[a];
             strides[2][a] = prepared_strides_[a];
         }
         for (auto& stride : strides) stride[rank] = 0;
-        for_each_row<3>(all, rank + 1, {strides[0], strides[1], strides[2]},
-                        [&](const int64_t (&offsets)[3], const int64_t* position) {
-                            double factor = 1;
-                            for (int a = 0; a < rank; ++a) factor *= windows_[a].factors[position[a]];
-                            const auto divisor =
-                                static_cast<Accumulator>(std::max(1.0, factor));  // without data nothing is sent
-                            const T* grad = together(grad_y + offsets[0], grad_y_lane_step, lanes, grad_y_lanes_);
-                            const T* result = y ? together(y + offsets[1], y_lane_step, lanes, y_lanes_) : grad;
-                            Accumulator* target = prepared_.data() + offsets[2];
-                            in_vectors<kLanes<Accumulator>>(lanes, [&](int64_t i, auto n) {
-                                store(target + i, gradient_.prepare(load<n>(grad + i), load<n>(result + i), divisor));
-                            });
-                        });
+        for_each_row<3>(
+            all, rank + 1, {strides[0], strides[1], strides[2]},
+            [&](const int64_t (&offsets)[3], const int64_t* position) {
+                double factor = 1;
+                for (int a = 0; a < rank; ++a) factor *= windows_[a].factors[position[a]];
+                const auto divisor = static_cast<Accumulator>(std::max(1.0, factor));  // without data nothing is sent
+                const T* grad = together(grad_y + offsets[0], grad_y_lane_step, lanes, grad_y_lanes_);
+                const T* result = G::kNeedsData ? together(y + offsets[1], y_lane_step, lanes, y_lanes_) : grad;
+                Accumulator* target = prepared_.data() + offsets[2];
+                in_vectors<kLanes<Accumulator>>(lanes, [&](int64_t i, auto n) {
+                    store(target + i, gradient_.prepare(load<n>(grad + i), load<n>(result + i), divisor));
+                });
+            });
         rows_.set_lanes(prepared_.data(), prepared_strides_, lanes);
     }
 
-    // A row of grad_x, the row_index-th of its plane. x is null where it is not needed.
+    // A row of grad_x, the row_index-th of its plane.
     void compute(const int64_t* outer, int64_t row_index, const T* x, int64_t x_step, T* grad_x, int64_t step) {
-        rows_.compute(outer, row_index, GradientResults<G>{gradient_, x, x ? x_step : 0, grad_x, step});
+        rows_.compute(outer, row_index, GradientResults<G>{gradient_, x, x_step, grad_x, step});
     }
 
 private:
@@ -188,24 +198,6 @@ private:
     std::vector<T> grad_y_lanes_, y_lanes_;
 };
 
-// Visits the rows of an input plane: row(outer coordinates, number of the row, its offsets).
-template <class Row>
-inline void for_each_input_row(const Geometry& geometry, const int64_t* x_strides, const int64_t* grad_x_strides,
-                               const Row& row) {
-    Range all[kMaxSpatialRank + 1];
-    every_position(geometry, input_size, all);
-    all[geometry.rank - 1] = {0, 1, 1};
-    int64_t number = 0;
-    for_each_row<2>(
-        all, geometry.rank, {x_strides, grad_x_strides},
-        [&](const int64_t (&offsets)[2], const int64_t* outer) { row(outer, number++, offsets[0], offsets[1]); });
-}
-
-template <class T>
-inline const T* data_at(const Operand& operand, int64_t image, int64_t channel) {
-    return static_cast<const T*>(operand.data) + image * operand.strides[0] + channel * operand.strides[1];
-}
-
 // Channels at a time: whole planes of them only have to stay in the caches where axes are added up one by one.
 inline int64_t gradient_lanes(const Call& call) {
     return is_separable(covering_tables(call.geometry)) ? lanes_per_block(call) : lanes_per_row(call);
@@ -218,20 +210,20 @@ void backward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
     const Geometry& geometry = call.geometry;
     LaneGradients<G> gradients(call);
     const int64_t block = gradient_lanes(call), blocks = ceil_div(geometry.channels, block);
-    const int64_t* x_strides = G::kNeedsData ? call.x.strides : call.grad_x.strides;
-    const int64_t* y_strides = G::kNeedsData ? call.y.strides : call.grad_y.strides;
+    const Operand &x = data_of<G>(call), &y = result_of<G>(call);
+    const int64_t x_step = x.strides[1 + geometry.rank], step = call.grad_x.strides[1 + geometry.rank];
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = unit / blocks, channel = unit % blocks * block;
-        const T* x = G::kNeedsData ? data_at<T>(call.x, image, channel) : nullptr;
-        const T* y = G::kNeedsData ? data_at<T>(call.y, image, channel) : nullptr;
-        T* grad_x = const_cast<T*>(data_at<T>(call.grad_x, image, channel));
-        gradients.prepare(data_at<T>(call.grad_y, image, channel), call.grad_y.strides + 2, call.grad_y.strides[1], y,
-                          y_strides + 2, y_strides[1], std::min(block, geometry.channels - channel));
-        for_each_input_row(geometry, x_strides + 2, call.grad_x.strides + 2,
-                           [&](const int64_t* outer, int64_t row, int64_t x_offset, int64_t offset) {
-                               gradients.compute(outer, row, x ? x + x_offset : nullptr, x_strides[1 + geometry.rank],
-                                                 grad_x + offset, call.grad_x.strides[1 + geometry.rank]);
-                           });
+        const T* x_plane = plane_at<const T>(x, image, channel);
+        T* grad_x = plane_at<T>(call.grad_x, image, channel);
+        gradients.prepare(plane_at<const T>(call.grad_y, image, channel), call.grad_y.strides + 2,
+                          call.grad_y.strides[1], plane_at<const T>(y, image, channel), y.strides + 2, y.strides[1],
+                          std::min(block, geometry.channels - channel));
+        for_each_row_of_plane<2>(geometry, input_size, {x.strides + 2, call.grad_x.strides + 2},
+                                 [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[2]) {
+                                     gradients.compute(outer, row, x_plane + offsets[0], x_step, grad_x + offsets[1],
+                                                       step);
+                                 });
     }
 }
 
@@ -247,23 +239,25 @@ void backward_packed(const Call& call, int64_t begin, int64_t end) {
     const int64_t columns = geometry.axes[geometry.rank - 1].input;
     std::vector<T> grad_y(y_size * lanes), y(G::kNeedsData ? y_size * lanes : 0);
     std::vector<T> x(G::kNeedsData ? columns * lanes : 0), grad_x(columns * lanes);
-    const int64_t* x_strides = G::kNeedsData ? call.x.strides : call.grad_x.strides;
+    const int64_t* x_strides = data_of<G>(call).strides;
     const int64_t step = call.grad_x.strides[1];
     for (int64_t group = begin; group < end; ++group) {
         const int64_t first = group * lanes;
         const int64_t planes = std::min(lanes, geometry.batch * geometry.channels - first);
-        const auto pack = [&](const T* source, int64_t plane_step, std::vector<T>& target, int64_t size) {
-            transpose(source + first * plane_step, plane_step, target.data(), lanes, planes, size);
+        const auto pack = [&](const Operand& operand, int64_t offset, std::vector<T>& target, int64_t size) {
+            const int64_t plane_step = operand.strides[1];
+            transpose(static_cast<const T*>(operand.data) + first * plane_step + offset, plane_step, target.data(),
+                      lanes, planes, size);
         };
-        pack(static_cast<const T*>(call.grad_y.data), call.grad_y.strides[1], grad_y, y_size);
-        if (G::kNeedsData) pack(static_cast<const T*>(call.y.data), call.y.strides[1], y, y_size);
-        gradients.prepare(grad_y.data(), y_strides, 1, G::kNeedsData ? y.data() : nullptr, y_strides, 1, lanes);
-        for_each_input_row(
-            geometry, x_strides + 2, call.grad_x.strides + 2,
-            [&](const int64_t* outer, int64_t row, int64_t x_offset, int64_t offset) {
-                if (G::kNeedsData) pack(static_cast<const T*>(call.x.data) + x_offset, x_strides[1], x, columns);
-                gradients.compute(outer, row, G::kNeedsData ? x.data() : nullptr, lanes, grad_x.data(), lanes);
-                transpose(grad_x.data(), lanes, static_cast<T*>(call.grad_x.data) + first * step + offset, step,
+        pack(call.grad_y, 0, grad_y, y_size);
+        if (G::kNeedsData) pack(call.y, 0, y, y_size);
+        gradients.prepare(grad_y.data(), y_strides, 1, G::kNeedsData ? y.data() : grad_y.data(), y_strides, 1, lanes);
+        for_each_row_of_plane<2>(
+            geometry, input_size, {x_strides + 2, call.grad_x.strides + 2},
+            [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[2]) {
+                if (G::kNeedsData) pack(call.x, offsets[0], x, columns);
+                gradients.compute(outer, row, G::kNeedsData ? x.data() : grad_x.data(), lanes, grad_x.data(), lanes);
+                transpose(grad_x.data(), lanes, static_cast<T*>(call.grad_x.data) + first * step + offsets[1], step,
                           columns, planes);
             });
     }
@@ -304,27 +298,25 @@ void backward_rows(const Call& call, int64_t begin, int64_t end) {
         size *= a == last ? spread.input : geometry.axes[a].output;
     }
     std::vector<Accumulator> sent(size), sent_row(axis.output);
-    std::vector<T> grad_y_row, y_row, x_row;
-    Range outputs[kMaxSpatialRank + 1];
-    every_position(geometry, output_size, outputs);
-    outputs[last] = {0, 1, 1};
-    const int64_t* x_strides = G::kNeedsData ? call.x.strides : call.grad_x.strides;
-    const int64_t* y_strides = G::kNeedsData ? call.y.strides : call.grad_y.strides;
+    std::vector<T> grad_y_row, y_row;
+    const Operand &x = data_of<G>(call), &y = result_of<G>(call);
 
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = unit / geometry.channels, channel = unit % geometry.channels;
-        const T* grad_y = data_at<T>(call.grad_y, image, channel);
-        const T* y = G::kNeedsData ? data_at<T>(call.y, image, channel) : nullptr;
-        const T* x = G::kNeedsData ? data_at<T>(call.x, image, channel) : nullptr;
-        T* grad_x = const_cast<T*>(data_at<T>(call.grad_x, image, channel));
-        for_each_row<3>(
-            outputs, geometry.rank, {call.grad_y.strides + 2, y_strides + 2, sent_strides},
-            [&](const int64_t (&offsets)[3], const int64_t* outer) {
+        const T* grad_y_plane = plane_at<const T>(call.grad_y, image, channel);
+        const T* y_plane = plane_at<const T>(y, image, channel);
+        const T* x_plane = plane_at<const T>(x, image, channel);
+        T* grad_x_plane = plane_at<T>(call.grad_x, image, channel);
+        for_each_row_of_plane<3>(
+            geometry, output_size, {call.grad_y.strides + 2, y.strides + 2, sent_strides},
+            [&](const int64_t* outer, int64_t, const int64_t (&offsets)[3]) {
                 double factor = 1;
                 for (int a = 0; a < last; ++a) factor *= windows[a].factors[outer[a]];
                 const Accumulator* divisor = divisors.of(factor);
-                const T* grad = together(grad_y + offsets[0], call.grad_y.strides[2 + last], axis.output, grad_y_row);
-                const T* result = y ? together(y + offsets[1], y_strides[2 + last], axis.output, y_row) : grad;
+                const T* grad =
+                    together(grad_y_plane + offsets[0], call.grad_y.strides[2 + last], axis.output, grad_y_row);
+                const T* result =
+                    G::kNeedsData ? together(y_plane + offsets[1], y.strides[2 + last], axis.output, y_row) : grad;
                 Accumulator* target = axis.stride == 1 ? sent.data() + offsets[2] : sent_row.data();
                 in_vectors<vector>(axis.output, [&](int64_t i, auto n) {
                     store(target + i, gradient.prepare(load<n>(grad + i), load<n>(result + i), load<n>(divisor + i)));
@@ -334,16 +326,16 @@ void backward_rows(const Call& call, int64_t begin, int64_t end) {
                 }
             });
         rows.set_plane(sent.data(), sent_strides);
-        for_each_input_row(geometry, x_strides + 2, call.grad_x.strides + 2,
-                           [&](const int64_t* outer, int64_t row, int64_t x_offset, int64_t offset) {
-                               for (int a = 0; a < last; ++a) {
-                                   if (coverings[a].taps[outer[a]].count > 0) continue;
-                                   return std::fill_n(grad_x + offset, axis.input, static_cast<T>(0.0f)), void();
-                               }
-                               const T* data =
-                                   x ? together(x + x_offset, x_strides[2 + last], axis.input, x_row) : nullptr;
-                               rows.compute(outer, row, FinishGradient<G>{gradient, data, grad_x + offset});
-                           });
+        for_each_row_of_plane<2>(geometry, input_size, {x.strides + 2, call.grad_x.strides + 2},
+                                 [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[2]) {
+                                     T* grad_x = grad_x_plane + offsets[1];
+                                     for (int a = 0; a < last; ++a) {
+                                         if (coverings[a].taps[outer[a]].count > 0) continue;
+                                         return std::fill_n(grad_x, axis.input, static_cast<T>(0.0f)), void();
+                                     }
+                                     rows.compute(outer, row,
+                                                  FinishGradient<G>{gradient, x_plane + offsets[0], grad_x});
+                                 });
     }
 }
 
@@ -358,11 +350,11 @@ void backward_planes(const Call& call, int64_t begin, int64_t end) {
     for (int a = 0; a < geometry.rank; ++a) size *= static_cast<double>(geometry.axes[a].input);
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = unit / geometry.channels, channel = unit % geometry.channels;
-        const auto grad_y = load<1>(data_at<T>(call.grad_y, image, channel));
-        const auto y = G::kNeedsData ? load<1>(data_at<T>(call.y, image, channel)) : grad_y;
+        const auto grad_y = load<1>(plane_at<const T>(call.grad_y, image, channel));
+        const auto y = load<1>(plane_at<const T>(result_of<G>(call), image, channel));
         const Accumulator sent = gradient.prepare(grad_y, y, static_cast<Accumulator>(size));
-        const FinishGradient<G> finish{gradient, G::kNeedsData ? data_at<T>(call.x, image, channel) : nullptr,
-                                       const_cast<T*>(data_at<T>(call.grad_x, image, channel))};
+        const FinishGradient<G> finish{gradient, plane_at<const T>(data_of<G>(call), image, channel),
+                                       plane_at<T>(call.grad_x, image, channel)};
         in_vectors<kLanes<Accumulator>>(static_cast<int64_t>(size), [&](int64_t i, auto n) {
             if constexpr (n == 1) {
                 finish(i, sent);
@@ -435,10 +427,10 @@ void backward_by_index(const Call& call, int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = unit / blocks, channel = unit % blocks * block;
         const int64_t lanes = std::min(block, geometry.channels - channel);
-        const T* grad_y = data_at<T>(call.grad_y, image, channel);
-        const int64_t* indices = data_at<int64_t>(call.indices, image, channel);
-        T* grad_x = const_cast<T*>(data_at<T>(call.grad_x, image, channel));
-        const int64_t first_index = image * call.index_strides[0] + channel * call.index_strides[1];
+        const T* grad_y = plane_at<const T>(call.grad_y, image, channel);
+        const int64_t* indices = plane_at<const int64_t>(call.indices, image, channel);
+        T* grad_x = plane_at<T>(call.grad_x, image, channel);
+        const int64_t first = first_index(call, image, channel);
         Accumulator* sums = buffer.data();
         if constexpr (in_place) sums = grad_x;
         if (lane_step == 1) {
@@ -453,7 +445,7 @@ void backward_by_index(const Call& call, int64_t begin, int64_t end) {
         const auto scatter = [&](int64_t n, const T* grad, int64_t grad_step, const int64_t* index, int64_t index_step,
                                  int64_t plane_step, int64_t target_step) {
             for (int64_t i = 0; i < n; ++i) {
-                const int64_t inner = index[i * index_step] - first_index - i * plane_step;
+                const int64_t inner = index[i * index_step] - first - i * plane_step;
                 if (static_cast<uint64_t>(inner) >= static_cast<uint64_t>(size)) continue;
                 const int64_t place = row_major ? inner * step : places[inner];
                 sums[place + i * target_step] += static_cast<Accumulator>(load<1>(grad + i * grad_step));

@@ -187,8 +187,7 @@ template <class G>
 Task plan_sum_gradient(const Call& call) {
     const Geometry& geometry = call.geometry;
     const Axis& last = geometry.axes[geometry.rank - 1];
-    const Operand& x = G::kNeedsData ? call.x : call.grad_x;
-    const Operand& y = G::kNeedsData ? call.y : call.grad_y;
+    const Operand &x = data_of<G>(call), &y = result_of<G>(call);
     const int64_t planes = geometry.batch * geometry.channels;
     const double elements = elements_per_row(call, last.input) * static_cast<double>(count_rows(call, input_size));
     const auto task = [&](decltype(Task::run) run, int64_t units) -> Task {

@@ -2,10 +2,10 @@
 // A maximum and its position as one integer, so that "the larger value, of equal ones the first" is the larger key, and
 // maxima with indices run through the same loops as all other reductions.
 
-// From the highest bit: 32 bits that order like the values (NaN above everything, both zeros alike), 31 bits that count
-// down with the position in the plane, and whether the value is -0.
 constexpr int64_t kMaxKeyedPositions = int64_t{1} << 31;
 
+// From the highest bit: 32 bits that order like the values (NaN above everything, both zeros alike), 31 bits that count
+// down with the position in the plane, and whether the value is -0.
 template <class T>
 struct KeyedMax : Largest<int64_t> {
     using Element = T;
@@ -129,6 +129,37 @@ struct KeepColumns {
         store(target + i, reduction.moved(key, column + step * (i + counting<V>())));
     }
 };
+
+// The strides that positions are counted with, where R has any.
+template <class R>
+const int64_t* position_strides(const Call& call) {
+    return is_keyed<R> ? call.index_strides + 2 : nullptr;
+}
+
+// How the elements of several rows become accumulators, whatever R is,
+template <class R>
+auto lift_rows(const R& reduction, const std::vector<int64_t>& positions) {
+    if constexpr (is_keyed<R>) {
+        return LiftRows<R>{reduction, positions.data()};
+    } else {
+        return Lift<R>{reduction};
+    }
+}
+
+// and what is kept of the rows together.
+template <class R>
+auto keep_columns(const R& reduction, typename R::Accumulator* target, int64_t column, int64_t step) {
+    if constexpr (is_keyed<R>) {
+        return KeepColumns<R>{reduction, target, column, step};
+    } else {
+        return Keep<typename R::Accumulator>{target};
+    }
+}
+
+// The index of a plane's first element.
+inline int64_t first_index(const Call& call, int64_t image, int64_t channel) {
+    return image * call.index_strides[0] + channel * call.index_strides[1];
+}
 
 // Maxima and Indices.
 template <class R>

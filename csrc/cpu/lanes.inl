@@ -97,11 +97,7 @@ public:
             taps_[rank_ - 1] = {0, 1, 1};
             gather_taps();
             const auto count = static_cast<int64_t>(elements_.size());
-            if constexpr (is_keyed<R>) {
-                along_row(elements_.data(), count, x_step, LiftRows<R>{reduction_, positions_.data()}, target);
-            } else {
-                along_row(elements_.data(), count, x_step, Lift<R>{reduction_}, target);
-            }
+            along_row(elements_.data(), count, x_step, lift_rows(reduction_, positions_), target);
         }
     }
 
@@ -200,15 +196,6 @@ private:
         if constexpr (std::is_same_v<typename Take::Source, Accumulator>) {
             return pieces_;
         } else {
-            return elements_in_place_;
-        }
-    }
-
-    template <class Take>
-    auto& shifted_rows() {
-        if constexpr (std::is_same_v<typename Take::Source, Accumulator>) {
-            return shifted_accumulators_;
-        } else {
             return shifted_elements_;
         }
     }
@@ -219,18 +206,14 @@ private:
         const int64_t columns = end - begin;
         buffer_.resize(std::max<size_t>(buffer_.size(), level_count_ * columns * lanes_));
         const bool one_run = x_step == lanes_ && !is_keyed<R>;
-        auto& shifted = shifted_rows<Take>();
+        auto& shifted = sources<Take>();
         shifted.assign(rows, rows + count);
         for (auto& row : shifted) row += begin * x_step;
         for (int64_t column = 0; column < (one_run ? 1 : columns); ++column) {
             Accumulator* target = buffer_.data() + column * lanes_;
             const int64_t size = one_run ? columns * lanes_ : lanes_;
-            if constexpr (is_keyed<R>) {
-                combine_taps(combiner_of(reduction_), shifted.data(), count, size, take,
-                             KeepColumns<R>{reduction_, target, begin + column, 0});
-            } else {
-                combine_taps(combiner_of(reduction_), shifted.data(), count, size, take, Keep<Accumulator>{target});
-            }
+            combine_taps(combiner_of(reduction_), shifted.data(), count, size, take,
+                         keep_columns(reduction_, target, begin + column, 0));
             for (auto& row : shifted) row += x_step;
         }
         build_levels(combiner_of(reduction_), buffer_.data(), level_count_, columns, axis_.step, lanes_);
@@ -271,8 +254,8 @@ private:
     const Accumulator* reduced_rows_ = nullptr;
 
     Range taps_[kMaxSpatialRank];
-    std::vector<const T*> elements_, elements_in_place_, shifted_elements_;
-    std::vector<const Accumulator*> pieces_, shifted_accumulators_;
+    std::vector<const T*> elements_, shifted_elements_;
+    std::vector<const Accumulator*> pieces_;
     std::vector<int64_t> positions_;
     std::vector<Accumulator> buffer_, sums_;
     std::vector<std::pair<int64_t, int64_t>> out_of_range_;  // outputs and lanes
@@ -283,8 +266,7 @@ template <class R>
 Results<R> results_of(const R& reduction, const Call& call, typename R::Element* y, int64_t step, int64_t* indices,
                       int64_t image, int64_t channel) {
     if constexpr (is_keyed<R>) {
-        const int64_t first_index = image * call.index_strides[0] + channel * call.index_strides[1];
-        return {reduction, y, step, indices, first_index, call.index_strides[1]};
+        return {reduction, y, step, indices, first_index(call, image, channel), call.index_strides[1]};
     } else {
         return {reduction, y, step};
     }
@@ -292,7 +274,7 @@ Results<R> results_of(const R& reduction, const Call& call, typename R::Element*
 
 template <class R>
 LaneRows<R> rows_of_windows(const R& reduction, const Call& call) {
-    return LaneRows<R>(reduction, axis_tables(call), is_keyed<R> ? call.index_strides + 2 : nullptr);
+    return LaneRows<R>(reduction, axis_tables(call), position_strides<R>(call));
 }
 
 // Units are blocks of channels of an image.
@@ -306,18 +288,20 @@ void forward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
     const int64_t block = lanes_per_block(call), blocks = ceil_div(geometry.channels, block);
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = unit / blocks, channel = unit % blocks * block;
-        const T* x = static_cast<const T*>(call.x.data) + image * call.x.strides[0] + channel;
-        T* y = static_cast<T*>(call.y.data) + image * call.y.strides[0] + channel;
+        const T* x = plane_at<const T>(call.x, image, channel);
+        T* y = plane_at<T>(call.y, image, channel);
         rows.set_lanes(x, call.x.strides + 2, std::min(block, geometry.channels - channel));
-        for_each_output_row(geometry, call.y.strides + 2, [&](const int64_t* outer, int64_t row, int64_t offset) {
-            T* y_row = y + offset;
-            rows.compute(outer, row, results_of(reduction, call, y_row, y_step, nullptr, image, channel));
-            if constexpr (may_leave_range<R>) {
-                rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
-                    y_row[output * y_step + lane] = rescaled_norm<T>(call, taps, x + lane);
-                });
-            }
-        });
+        for_each_row_of_plane<1>(geometry, output_size, {call.y.strides + 2},
+                                 [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[1]) {
+                                     T* y_row = y + offsets[0];
+                                     rows.compute(outer, row,
+                                                  results_of(reduction, call, y_row, y_step, nullptr, image, channel));
+                                     if constexpr (may_leave_range<R>) {
+                                         rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
+                                             y_row[output * y_step + lane] = rescaled_norm<T>(call, taps, x + lane);
+                                         });
+                                     }
+                                 });
     }
 }
 

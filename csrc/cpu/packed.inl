@@ -94,17 +94,18 @@ void forward_packed(const Call& call, int64_t begin, int64_t end) {
         const T* source = static_cast<const T*>(call.x.data) + first_plane * call.x.strides[1];
         transpose(source, call.x.strides[1], x.data(), lanes, planes, x_size);
         rows.set_lanes(x.data(), x_strides, lanes);
-        for_each_output_row(geometry, y_strides, [&](const int64_t* outer, int64_t row, int64_t offset) {
-            T* y_row = y.data() + offset;
-            rows.compute(outer, row,
-                         results_of(reduction, call, y_row, lanes, indices.data() + offset, 0, first_plane));
-            if constexpr (may_leave_range<R>) {
-                rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
-                    if (lane >= planes) return;
-                    y_row[output * lanes + lane] = rescaled_norm<T>(call, taps, source + lane * call.x.strides[1]);
-                });
-            }
-        });
+        for_each_row_of_plane<1>(
+            geometry, output_size, {y_strides}, [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[1]) {
+                T* y_row = y.data() + offsets[0];
+                int64_t* indices_row = indices.data() + offsets[0];
+                rows.compute(outer, row, results_of(reduction, call, y_row, lanes, indices_row, 0, first_plane));
+                if constexpr (may_leave_range<R>) {
+                    rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
+                        if (lane >= planes) return;
+                        y_row[output * lanes + lane] = rescaled_norm<T>(call, taps, source + lane * call.x.strides[1]);
+                    });
+                }
+            });
         const auto unpack = [&](const auto* packed, const Operand& operand) {
             const int64_t step = operand.strides[1];
             auto* target = static_cast<std::remove_const_t<std::remove_pointer_t<decltype(packed)>>*>(operand.data);

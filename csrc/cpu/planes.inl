@@ -1,8 +1,6 @@
 // Part of kernels.inl: see there.
 // One window spans the plane, which is read once.
 
-// Planes that are contiguous in memory: into several accumulators.
-
 template <int kCount, class R>
 inline typename R::Accumulator combine_halves(const R& reduction, typename R::Accumulator* partial) {
     if constexpr (kCount == 1) {
@@ -14,7 +12,7 @@ inline typename R::Accumulator combine_halves(const R& reduction, typename R::Ac
     }
 }
 
-// Whatever the width of vectors, x[i] goes to accumulator i % kAccumulators.
+// Into several accumulators: whatever the width of vectors, x[i] goes to the one at i % kAccumulators.
 template <int kAccumulators, class R>
 inline typename R::Accumulator reduce_contiguous(const R& reduction, const typename R::Element* x, int64_t size) {
     using Accumulator = typename R::Accumulator;
@@ -51,6 +49,7 @@ inline typename R::Accumulator reduce_contiguous(const R& reduction, const typen
     return combine_halves<lanes>(reduction, numbers);
 }
 
+// Planes that are contiguous in memory. Units are planes.
 template <class R>
 void forward_planes(const Call& call, int64_t begin, int64_t end) {
     using T = typename R::Element;
@@ -65,15 +64,14 @@ void forward_planes(const Call& call, int64_t begin, int64_t end) {
     for (int64_t plane = begin; plane < end; ++plane) {
         const int64_t image = plane / geometry.channels;
         const int64_t channel = plane % geometry.channels;
-        const T* x = static_cast<const T*>(call.x.data) + image * call.x.strides[0] + channel * call.x.strides[1];
-        T* y = static_cast<T*>(call.y.data) + image * call.y.strides[0] + channel * call.y.strides[1];
+        const T* x = plane_at<const T>(call.x, image, channel);
+        T* y = plane_at<T>(call.y, image, channel);
         const auto accumulator =
             size < 512 ? reduce_contiguous<16>(reduction, x, size) : reduce_contiguous<64>(reduction, x, size);
         *y = finish_window(reduction, call, taps, x, accumulator, static_cast<double>(size));
         if constexpr (is_keyed<R>) {
-            auto* indices = static_cast<int64_t*>(call.indices.data);
-            indices[image * call.indices.strides[0] + channel * call.indices.strides[1]] =
-                image * call.index_strides[0] + channel * call.index_strides[1] + reduction.position(accumulator);
+            *plane_at<int64_t>(call.indices, image, channel) =
+                first_index(call, image, channel) + reduction.position(accumulator);
         }
     }
 }
@@ -89,46 +87,34 @@ void forward_plane_lanes(const Call& call, int64_t begin, int64_t end) {
     const int64_t columns = geometry.axes[last].input, x_step = call.x.strides[2 + last];
     const int64_t block = lanes_per_row(call), blocks = ceil_div(geometry.channels, block);
     double size = 1;
-    Range all[kMaxSpatialRank], taps[kMaxSpatialRank];
+    Range taps[kMaxSpatialRank];
     for (int a = 0; a <= last; ++a) {
         size *= static_cast<double>(geometry.axes[a].input);
-        taps[a] = all[a] = {0, geometry.axes[a].input, 1};
+        taps[a] = {0, geometry.axes[a].input, 1};
     }
-    all[last] = {0, 1, 1};
-    const int64_t no_strides[kMaxSpatialRank] = {};
-    const int64_t* position_strides = is_keyed<R> ? call.index_strides + 2 : no_strides;
     std::vector<const T*> row(columns);
     std::vector<int64_t> positions(columns);
     std::vector<Accumulator> row_sums(block), sums(block), next_sums(block);
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = unit / blocks, channel = unit % blocks * block;
         const int64_t lanes = std::min(block, geometry.channels - channel);
-        const T* x = static_cast<const T*>(call.x.data) + image * call.x.strides[0] + channel;
-        T* y = static_cast<T*>(call.y.data) + image * call.y.strides[0] + channel;
+        const T* x = plane_at<const T>(call.x, image, channel);
+        T* y = plane_at<T>(call.y, image, channel);
+        int64_t* indices = is_keyed<R> ? plane_at<int64_t>(call.indices, image, channel) : nullptr;
         std::fill_n(sums.begin(), lanes, reduction.identity());
-        for_each_row<2>(all, geometry.rank, {call.x.strides + 2, position_strides},
-                        [&](const int64_t (&offsets)[2], const int64_t*) {
-                            for (int64_t i = 0; i < columns; ++i) {
-                                row[i] = x + offsets[0] + i * x_step;
-                                positions[i] = offsets[1] + i;
-                            }
-                            const Keep<Accumulator> keep{row_sums.data()};
-                            if constexpr (is_keyed<R>) {
-                                const LiftRows<R> lift{reduction, positions.data()};
-                                combine_taps(combiner_of(reduction), row.data(), columns, lanes, lift, keep);
-                            } else {
-                                combine_taps(combiner_of(reduction), row.data(), columns, lanes, Lift<R>{reduction},
-                                             keep);
-                            }
-                            const Accumulator* both[] = {sums.data(), row_sums.data()};
-                            combine_taps(combiner_of(reduction), both, 2, lanes, AsItIs<Accumulator>(),
-                                         Keep<Accumulator>{next_sums.data()});
-                            std::swap(sums, next_sums);
-                        });
-        int64_t* indices = nullptr;
-        if constexpr (is_keyed<R>) {
-            indices = static_cast<int64_t*>(call.indices.data) + image * call.indices.strides[0] + channel;
-        }
+        for_each_row_of_plane<1>(geometry, input_size, {call.x.strides + 2},
+                                 [&](const int64_t*, int64_t number, const int64_t (&offsets)[1]) {
+                                     for (int64_t i = 0; i < columns; ++i) {
+                                         row[i] = x + offsets[0] + i * x_step;
+                                         positions[i] = number * columns + i;
+                                     }
+                                     combine_taps(combiner_of(reduction), row.data(), columns, lanes,
+                                                  lift_rows(reduction, positions), Keep<Accumulator>{row_sums.data()});
+                                     const Accumulator* both[] = {sums.data(), row_sums.data()};
+                                     combine_taps(combiner_of(reduction), both, 2, lanes, AsItIs<Accumulator>(),
+                                                  Keep<Accumulator>{next_sums.data()});
+                                     std::swap(sums, next_sums);
+                                 });
         const auto finish =
             results_of(reduction, call, y, 0, indices, image, channel).at(0, static_cast<Accumulator>(size));
         if constexpr (may_leave_range<R>) {

@@ -41,7 +41,7 @@ public:
         } else {
             for (int64_t j = 0; j < axis.kernel; ++j) add(0, j * axis.dilation);
         }
-        phases_.resize(sources_.size() * phase_size_);
+        if (axis.stride > 1) phases_.resize(sources_.size() * phase_size_);
         for (const auto& [source, position] : places_) {
             taps_.push_back(axis.stride > 1 ? phases_.data() + source * phase_size_ + position
                                             : padded_.data() + sources_[source] + position);
@@ -97,7 +97,7 @@ public:
           last_(static_cast<int>(tables_.size()) - 1),
           is_separable_(!is_keyed<R> && is_separable(tables_)),
           outer_reduction_(reduction, tables_, last_),
-          padded_(reduction, axis, tables_[last_]),
+          padded_(reduction, axis_, tables_[last_]),
           sums_(axis.output),
           position_strides_(position_strides) {}
 
@@ -148,17 +148,13 @@ private:
         rows_.clear();
         for_each_row<1>(taps_, last_ + 1, {strides_},
                         [&](const int64_t (&offsets)[1], const int64_t*) { rows_.push_back(x_ + offsets[0]); });
-        const auto count = static_cast<int64_t>(rows_.size());
-        if constexpr (is_keyed<R>) {
+        if (is_keyed<R>) {
             positions_.clear();
             for_each_row<1>(taps_, last_ + 1, {position_strides_},
                             [&](const int64_t (&offsets)[1], const int64_t*) { positions_.push_back(offsets[0]); });
-            combine_taps(combiner_of(reduction_), rows_.data(), count, axis_.input,
-                         LiftRows<R>{reduction_, positions_.data()}, KeepColumns<R>{reduction_, padded_.data(), 0, 1});
-        } else {
-            combine_taps(combiner_of(reduction_), rows_.data(), count, axis_.input, Lift<R>{reduction_},
-                         Keep<Accumulator>{padded_.data()});
         }
+        combine_taps(combiner_of(reduction_), rows_.data(), static_cast<int64_t>(rows_.size()), axis_.input,
+                     lift_rows(reduction_, positions_), keep_columns(reduction_, padded_.data(), 0, 1));
     }
 
     const R& reduction_;
@@ -212,7 +208,7 @@ void forward_rows(const Call& call, int64_t begin, int64_t end) {
     const std::vector<AxisTable> tables = axis_tables(call);
     const AxisTable& table = tables[last];
     const bool has_empty_window = std::count(table.factors.begin(), table.factors.end(), 0.0) > 0;
-    PlaneRows<R> rows(reduction, tables, geometry.axes[last], is_keyed<R> ? call.index_strides + 2 : nullptr);
+    PlaneRows<R> rows(reduction, tables, geometry.axes[last], position_strides<R>(call));
     RowDivisors<typename R::Accumulator> divisors(table);
     const T* current_plane = nullptr;
 
@@ -227,7 +223,7 @@ void forward_rows(const Call& call, int64_t begin, int64_t end) {
             if (plane != current_plane) rows.set_plane(plane, call.x.strides + 2);
             current_plane = plane;
             if constexpr (is_keyed<R>) {
-                const int64_t index = position.image * call.index_strides[0] + position.channel * call.index_strides[1];
+                const int64_t index = first_index(call, position.image, position.channel);
                 rows.compute(position.outer, 0, FinishKeys<R>{reduction, y, indices, index, 0});
             } else {
                 rows.compute(position.outer, position.row_in_plane(), FinishEach<R>{reduction, y, divisors.of(factor)});

@@ -124,10 +124,15 @@ private:
     int64_t sizes_[kMaxSpatialRank];
 };
 
+template <class T>
+inline T* plane_at(const Operand& operand, int64_t image, int64_t channel) {
+    return static_cast<T*>(operand.data) + image * operand.strides[0] + channel * operand.strides[1];
+}
+
 // The part of an operand's address that a row fixes: image and channel, or all but the last spatial axis.
 template <class T>
 inline T* plane_of(const Operand& operand, const RowPosition& position) {
-    return static_cast<T*>(operand.data) + position.image * operand.strides[0] + position.channel * operand.strides[1];
+    return plane_at<T>(operand, position.image, position.channel);
 }
 
 template <class T>
@@ -219,13 +224,15 @@ inline std::vector<AxisTable> axis_tables(const Call& call) {
     return tables;
 }
 
-// Visits the rows of an output plane: row(outer coordinates, number of the row, its offset).
-template <class Row>
-inline void for_each_output_row(const Geometry& geometry, const int64_t* strides, const Row& row) {
+// Visits the rows of a plane with these sizes: row(outer coordinates, number of the row, its offset in each layout).
+template <int kLayouts, class Size, class Row>
+inline void for_each_row_of_plane(const Geometry& geometry, Size size_of_axis,
+                                  const int64_t* const (&strides)[kLayouts], const Row& row) {
     Range all[kMaxSpatialRank];
-    for (int a = 0; a + 1 < geometry.rank; ++a) all[a] = {0, geometry.axes[a].output, 1};
+    for (int a = 0; a + 1 < geometry.rank; ++a) all[a] = {0, size_of_axis(geometry.axes[a]), 1};
     all[geometry.rank - 1] = {0, 1, 1};
     int64_t number = 0;
-    for_each_row<1>(all, geometry.rank, {strides},
-                    [&](const int64_t (&offsets)[1], const int64_t* outer) { row(outer, number++, offsets[0]); });
+    for_each_row<kLayouts>(all, geometry.rank, strides, [&](const int64_t (&offsets)[kLayouts], const int64_t* outer) {
+        row(outer, number++, offsets);
+    });
 }
