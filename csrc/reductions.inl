@@ -15,7 +15,8 @@ template <class A>
 struct Sum : PlainReduction {
     using Accumulator = A;
 
-    ONNXPOOL_HOST_DEVICE Accumulator identity() const { return 0; }
+    // 0 would turn a sum of -0 into 0.
+    ONNXPOOL_HOST_DEVICE Accumulator identity() const { return -Accumulator(0); }
     template <class V>
     ONNXPOOL_HOST_DEVICE V combine(V a, V b) const {
         return a + b;

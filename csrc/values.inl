@@ -74,6 +74,13 @@ ONNXPOOL_HOST_DEVICE inline with_numbers_t<To, V> convert(V value) {
                 return convert<To>(convert<integer_t<sizeof(From) / 2, is_signed>>(value));
             }
         }
+#if defined(ONNXPOOL_AVX512)
+        if constexpr (sizeof(V) == 32 && std::is_same_v<From, float> && std::is_same_v<To, double>) {
+            return (Result)_mm512_cvtps_pd((__m256)value);
+        } else if constexpr (sizeof(V) == 64 && std::is_same_v<From, double> && std::is_same_v<To, float>) {
+            return (Result)_mm512_cvtpd_ps((__m512d)value);
+        }
+#endif
         return __builtin_convertvector(value, Result);
 #endif
     }

@@ -14,8 +14,8 @@ import numpy as np
 import onnx.defs
 import pytest
 import torch
-from cases import CASES, GLOBAL, WINDOWED, Case, cases
-from tensors import call, to_array, to_tensor
+from cases import CASES, FLOATS, GLOBAL, QUANTISATION, WINDOWED, Case, cases
+from tensors import arrange, call, to_array, to_tensor
 
 import torch_onnxpool
 from torch_onnxpool import functional
@@ -213,6 +213,9 @@ def test_import_is_possible_before_torch_onnx_is_used():
 # --- the same bits everywhere ----------------------------------------------------------------------------------------
 
 
+WINDOW = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+
+
 def fingerprint(threads: int | None = None) -> str:
     """A digest of all results and gradients over the table and over tensors that threads share."""
     if threads:
@@ -224,6 +227,13 @@ def fingerprint(threads: int | None = None) -> str:
         Case("LpPool", (2, 6, 40, 41), {"kernel_shape": [2, 3], "p": 1.5, "ceil_mode": 1}),
         Case("MaxPool", (4, 6, 40, 41), {"kernel_shape": [3, 3], "auto_pad": "SAME_UPPER"}),
         *(Case(operator, (4, 40, 33, 31)) for operator in GLOBAL),
+        # Rows that fill some registers, or a part of one.
+        *(
+            Case(operator, (2, 5, 6, width), WINDOW | {"strides": [1, stride]}, scalars=QUANTISATION)
+            for operator in (*WINDOWED, "QLinearAveragePool")
+            for width in (3, 7, 8, 13, 16, 17, 33, 64, 65, 128)
+            for stride in (1, 2, 3)
+        ),
     ]
     for case in [*CASES, *large]:
         for dtype in case.dtypes:
@@ -256,6 +266,16 @@ def test_results_do_not_depend_on_the_number_of_threads(threads, own_fingerprint
 def test_results_do_not_depend_on_the_instruction_set(capability, own_fingerprint):
     result = run_python(PRINT_FINGERPRINT.format(threads=2), ATEN_CPU_CAPABILITY=capability)
     assert result.strip() == own_fingerprint
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("width", [2, 8, 31, 200])
+def test_sums_of_negative_zeros_stay_negative(width, dtype):
+    """As they are in IEEE arithmetic; padding adds nothing."""
+    x = torch.full((2, 17, 5, width), -0.0, dtype=getattr(torch, dtype))
+    for case in (Case("AveragePool", tuple(x.shape), WINDOW), Case("GlobalAveragePool", tuple(x.shape))):
+        for layout in ("contiguous", "channels_last", "sliced"):
+            assert torch.signbit(call(case, [arrange(x, layout)])).all(), (case.operator, layout)
 
 
 def test_concurrent_calls_do_not_disturb_each_other():

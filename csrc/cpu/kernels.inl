@@ -17,6 +17,9 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "packed.inl"
 #include "planes.inl"
 #include "rows.inl"
+#if defined(ONNXPOOL_AVX512)
+#include "short_rows.inl"
+#endif
 #include "gradients.inl"
 // clang-format on
 
@@ -48,6 +51,14 @@ template <class Size>
 bool has_planes_in_order(const Geometry& geometry, const Operand& operand, Size size_of_axis) {
     return has_dense_planes(geometry, operand, size_of_axis) &&
            (geometry.batch == 1 || operand.strides[0] == geometry.channels * operand.strides[1]);
+}
+
+template <class Size>
+bool is_contiguous(const Geometry& geometry, const Operand& operand, Size size_of_axis) {
+    int64_t plane = 1;
+    for (int a = 0; a < geometry.rank; ++a) plane *= size_of_axis(geometry.axes[a]);
+    return has_planes_in_order(geometry, operand, size_of_axis) &&
+           (geometry.batch * geometry.channels == 1 || operand.strides[1] == plane);
 }
 
 // Rows are worth a buffer if there are several windows in them that look at data for the most part.
@@ -119,6 +130,27 @@ Task plan_packed(const Call& call) {
             plane_elements(call) * static_cast<double>(planes)};
 }
 
+// Rows of a few registers, where the processor permutes these: null otherwise.
+template <class R>
+Task plan_short_rows([[maybe_unused]] const Call& call) {
+#if defined(ONNXPOOL_AVX512)
+    if constexpr (!R::kIndexed && !is_keyed<R>) {
+        using Registers = typename InRegisters<R>::type;
+        constexpr int64_t lanes = kLanes<typename Registers::Accumulator>;
+        const Geometry& geometry = call.geometry;
+        const Axis& axis = geometry.axes[geometry.rank - 1];
+        const bool fit = 2 * axis.input + 2 >= lanes && axis.input <= 8 * lanes && axis.output <= 4 * lanes;
+        if (!fit || call.x.strides[1 + geometry.rank] != 1 || !is_contiguous(geometry, call.y, output_size)) return {};
+        const std::vector<AxisTable> tables = axis_tables(call);
+        if (!R::kInOrder && (tables.back().level_count > 1 || is_separable(tables))) return {};
+        const int64_t together = rows_together<Registers>(call);
+        return {forward_short_rows<Registers>, ceil_div(count_rows(call, output_size), together),
+                elements_per_row(call, axis.output) * static_cast<double>(together)};
+    }
+#endif
+    return {};
+}
+
 template <class R>
 Task plan_window(const Call& call) {
     const Geometry& geometry = call.geometry;
@@ -136,6 +168,7 @@ Task plan_window(const Call& call) {
             task.run = forward_channels<R>;
             return task;
         }
+        if (const Task short_rows = plan_short_rows<R>(call); short_rows.run) return short_rows;
         if (can_be_packed<R>(call)) return plan_packed<R>(call);
     }
     if constexpr (!R::kIndexed && !R::kInOrder) {
@@ -143,8 +176,6 @@ Task plan_window(const Call& call) {
     }
     return task;
 }
-
-constexpr double kSmallPlane = 128;  // elements
 
 // How to compute one window that spans the plane. Its sum is a wide one: see wide_accumulator_t.
 template <class R>
@@ -157,7 +188,6 @@ Task plan_plane(const Call& call) {
         }
         if (has_dense_planes(call.geometry, call.x, input_size)) {
             const Geometry& geometry = call.geometry;
-            if (plane_elements(call) <= kSmallPlane && can_be_packed<R>(call)) return plan_packed<R>(call);
             return {forward_planes<R>, geometry.batch * geometry.channels, elements_per_row(call, 1)};
         }
     }

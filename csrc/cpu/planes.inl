@@ -1,14 +1,20 @@
 // Part of kernels.inl: see there.
 // One window spans the plane, which is read once.
 
-template <int kCount, class R>
-inline typename R::Accumulator combine_halves(const R& reduction, typename R::Accumulator* partial) {
-    if constexpr (kCount == 1) {
-        return partial[0];
+// The numbers of a from kBegin on.
+template <int kBegin, class V, int... i>
+inline auto part_of(V a, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(a, a, (kBegin + i)...);
+}
+
+template <class R, class V>
+inline typename R::Accumulator combine_lanes(const R& reduction, V a) {
+    if constexpr (lanes_of<V> == 2) {
+        return reduction.combine(a[0], a[1]);
     } else {
-        constexpr int half = kCount / 2;
-        for (int i = 0; i < half; ++i) partial[i] = reduction.combine(partial[i], partial[i + half]);
-        return combine_halves<half>(reduction, partial);
+        constexpr int half = lanes_of<V> / 2;
+        constexpr std::make_integer_sequence<int, half> numbers;
+        return combine_lanes(reduction, reduction.combine(part_of<0>(a, numbers), part_of<half>(a, numbers)));
     }
 }
 
@@ -20,7 +26,7 @@ inline typename R::Accumulator reduce_contiguous(const R& reduction, const typen
     constexpr int vectors = kAccumulators / lanes;
     using V = Vector<Accumulator, lanes>;
     V partial[vectors];
-    for (V& accumulators : partial) accumulators = V{} + reduction.identity();
+    for (V& accumulators : partial) accumulators = filled<V>(reduction.identity());
     int64_t done = 0;
     const auto take_in = [&](V& accumulators) {
         accumulators = reduction.combine(accumulators, lift_at(reduction, load<lanes>(x + done), done));
@@ -30,29 +36,30 @@ inline typename R::Accumulator reduce_contiguous(const R& reduction, const typen
 #pragma GCC unroll 32
         for (int v = 0; v < vectors; ++v) take_in(partial[v]);
     }
-    int v = 0;
-    while (done + lanes <= size) take_in(partial[v++]);
-    if (done < size) {
-        Accumulator rest[lanes];
-        std::fill_n(rest, lanes, reduction.identity());
-        for (int64_t i = done; i < size; ++i) rest[i - done] = lift_at(reduction, load<1>(x + i), i);
-        V accumulators;
-        std::memcpy(&accumulators, rest, sizeof(rest));
-        partial[v] = reduction.combine(partial[v], accumulators);
+#pragma GCC unroll 32
+    for (int v = 0; v < vectors; ++v) {
+        if (done + lanes <= size) {
+            take_in(partial[v]);
+        } else if (done < size) {
+            const V accumulators = lift_at(reduction, load_first<lanes>(x + done, size - done), done);
+            using Numbers = with_numbers_t<integer_t<sizeof(Accumulator), true>, V>;
+            const auto missing = counting<Numbers>() >= static_cast<number_t<Numbers>>(size - done);
+            partial[v] = reduction.combine(partial[v], missing ? filled<V>(reduction.identity()) : accumulators);
+            done = size;
+        }
     }
 #pragma GCC unroll 8
     for (int half = vectors / 2; half > 0; half /= 2) {
         for (int i = 0; i < half; ++i) partial[i] = reduction.combine(partial[i], partial[i + half]);
     }
-    Accumulator numbers[lanes];
-    std::memcpy(numbers, &partial[0], sizeof(numbers));
-    return combine_halves<lanes>(reduction, numbers);
+    return combine_lanes(reduction, partial[0]);
 }
 
 // Planes that are contiguous in memory. Units are planes.
 template <class R>
 void forward_planes(const Call& call, int64_t begin, int64_t end) {
     using T = typename R::Element;
+    using Accumulator = typename R::Accumulator;
     const R reduction(call.parameters);
     const Geometry& geometry = call.geometry;
     int64_t size = 1;
@@ -61,18 +68,34 @@ void forward_planes(const Call& call, int64_t begin, int64_t end) {
         size *= geometry.axes[a].input;
         taps[a] = data_taps(geometry.axes[a], 0);
     }
-    for (int64_t plane = begin; plane < end; ++plane) {
-        const int64_t image = plane / geometry.channels;
-        const int64_t channel = plane % geometry.channels;
+    const auto divisor = static_cast<Accumulator>(size);
+    // Results are finished in vectors where they follow each other.
+    constexpr int64_t most = 64;
+    const bool in_order = call.y.strides[1] == 1;
+    Accumulator sums[most];
+    for (int64_t plane = begin; plane < end;) {
+        const int64_t image = plane / geometry.channels, channel = plane % geometry.channels;
+        const int64_t count = std::min({end - plane, geometry.channels - channel, in_order ? most : 1});
         const T* x = plane_at<const T>(call.x, image, channel);
         T* y = plane_at<T>(call.y, image, channel);
-        const auto accumulator =
-            size < 512 ? reduce_contiguous<16>(reduction, x, size) : reduce_contiguous<64>(reduction, x, size);
-        *y = finish_window(reduction, call, taps, x, accumulator, static_cast<double>(size));
-        if constexpr (is_keyed<R>) {
-            *plane_at<int64_t>(call.indices, image, channel) =
-                first_index(call, image, channel) + reduction.position(accumulator);
+        for (int64_t i = 0; i < count; ++i) {
+            const T* data = x + i * call.x.strides[1];
+            sums[i] = size < 512 ? reduce_contiguous<16>(reduction, data, size)
+                                 : reduce_contiguous<64>(reduction, data, size);
         }
+        int64_t* indices = is_keyed<R> ? plane_at<int64_t>(call.indices, image, channel) : nullptr;
+        const auto finish = results_of(reduction, call, y, 0, indices, image, channel).at(0, divisor);
+        if constexpr (may_leave_range<R>) {
+            const bool any_out_of_range = finish_sums(reduction, sums, count, finish);
+            for (int64_t i = 0; any_out_of_range && i < count; ++i) {
+                if (reduction.out_of_range(sums[i])) {
+                    y[i] = rescaled_norm<T>(call, taps, x + i * call.x.strides[1]);
+                }
+            }
+        } else {
+            in_vectors<kLanes<Accumulator>>(count, [&](int64_t i, auto n) { finish(i, load<n>(sums + i)); });
+        }
+        plane += count;
     }
 }
 

@@ -8,6 +8,12 @@ constexpr int kLanes = ONNXPOOL_VECTOR_BYTES / sizeof(A);
 template <class V>
 constexpr int lanes_of = is_vector<V> ? sizeof(V) / sizeof(number_t<V>) : 1;
 
+// The same number in all lanes. Not V{} + number, which would make 0 of -0.
+template <class V>
+inline V filled(number_t<V> number) {
+    return number - V{};
+}
+
 template <class T, int kCount>
 using BitsVector = Vector<unsigned_t<T>, kCount>;
 
@@ -112,4 +118,69 @@ inline V interleave(V first, V second, std::integer_sequence<int, i...>) {
 template <int kBegin, class V>
 inline V interleave(V first, V second) {
     return interleave<kBegin>(first, second, std::make_integer_sequence<int, lanes_of<V>>());
+}
+
+#if defined(ONNXPOOL_AVX512)
+
+// One bit for each lane.
+using LaneMask = uint64_t;
+
+inline LaneMask first_lanes(int64_t count) { return count < 64 ? (LaneMask{1} << count) - 1 : ~LaneMask{0}; }
+
+// The elements, of kElementBytes, of these lanes; what belongs to other lanes is not read.
+template <int kBytes, int kElementBytes>
+inline auto read_lanes(const void* source, LaneMask lanes) {
+    if constexpr (kBytes == 64) {
+        return kElementBytes == 8   ? _mm512_maskz_loadu_epi64(lanes, source)
+               : kElementBytes == 4 ? _mm512_maskz_loadu_epi32(lanes, source)
+               : kElementBytes == 2 ? _mm512_maskz_loadu_epi16(lanes, source)
+                                    : _mm512_maskz_loadu_epi8(lanes, source);
+    } else if constexpr (kBytes == 32) {
+        return kElementBytes == 8   ? _mm256_maskz_loadu_epi64(lanes, source)
+               : kElementBytes == 4 ? _mm256_maskz_loadu_epi32(lanes, source)
+               : kElementBytes == 2 ? _mm256_maskz_loadu_epi16(lanes, source)
+                                    : _mm256_maskz_loadu_epi8(lanes, source);
+    } else {
+        return kElementBytes == 8   ? _mm_maskz_loadu_epi64(lanes, source)
+               : kElementBytes == 4 ? _mm_maskz_loadu_epi32(lanes, source)
+               : kElementBytes == 2 ? _mm_maskz_loadu_epi16(lanes, source)
+                                    : _mm_maskz_loadu_epi8(lanes, source);
+    }
+}
+
+// As load(), of these lanes; the others are 0.
+template <int kCount, class T>
+inline auto load_lanes(const T* source, LaneMask lanes) {
+    const auto read = read_lanes<kCount * sizeof(T), sizeof(T)>(source, lanes);
+    BitsVector<T, kCount> bits;
+    static_assert(sizeof(bits) <= sizeof(read));
+    std::memcpy(&bits, &read, sizeof(bits));
+    if constexpr (is_half_precision<T>) {
+        return floats_of<T>(bits);
+    } else {
+        return reinterpret<Vector<T, kCount>>(bits);
+    }
+}
+
+// Lane by lane, the number of first and second together that `from` names; in other lanes than these, from's bits.
+template <class V>
+inline V permuted(V first, V second, bits_t<V> from, LaneMask lanes) {
+    const auto a = (__m512i)first, b = (__m512i)second, i = (__m512i)from;
+    return (V)(sizeof(number_t<V>) == 8   ? _mm512_mask2_permutex2var_epi64(a, i, lanes, b)
+               : sizeof(number_t<V>) == 4 ? _mm512_mask2_permutex2var_epi32(a, i, lanes, b)
+                                          : _mm512_mask2_permutex2var_epi16(a, i, lanes, b));
+}
+
+#endif
+
+// As load(), of the first `count` elements; the others are 0.
+template <int kCount, class T>
+inline auto load_first(const T* source, int64_t count) {
+#if defined(ONNXPOOL_AVX512)
+    return load_lanes<kCount>(source, first_lanes(count));
+#else
+    T elements[kCount] = {};
+    std::copy_n(source, count, elements);
+    return load<kCount>(elements);
+#endif
 }
