@@ -139,8 +139,15 @@ Task plan_short_rows([[maybe_unused]] const Call& call) {
         constexpr int64_t lanes = kLanes<typename Registers::Accumulator>;
         const Geometry& geometry = call.geometry;
         const Axis& axis = geometry.axes[geometry.rank - 1];
+        constexpr double most_rows = 1 << 16;  // those that windows of a plane consist of: each is prepared
+        double rows = 1;
+        for (int a = 0; a + 1 < geometry.rank; ++a) {
+            const Axis& outer = geometry.axes[a];
+            rows *= static_cast<double>(outer.output) * static_cast<double>(std::min(outer.kernel, outer.input));
+        }
         const bool fit = 2 * axis.input + 2 >= lanes && axis.input <= 8 * lanes && axis.output <= 4 * lanes;
-        if (!fit || call.x.strides[1 + geometry.rank] != 1 || !is_contiguous(geometry, call.y, output_size)) return {};
+        if (!fit || rows > most_rows) return {};
+        if (call.x.strides[1 + geometry.rank] != 1 || !is_contiguous(geometry, call.y, output_size)) return {};
         const std::vector<AxisTable> tables = axis_tables(call);
         if (!R::kInOrder && (tables.back().level_count > 1 || is_separable(tables))) return {};
         const int64_t together = rows_together<Registers>(call);

@@ -267,20 +267,23 @@ void forward_short_rows(const Call& call, int64_t begin, int64_t end) {
     const std::vector<AxisTable> tables = axis_tables(call);
     ShortRows<R> rows(reduction, call, tables);
 
-    // The divisors of a plane, and again until rows that are done together find theirs in one run.
     const int64_t together = rows_together<R>(call), outputs = tables.back().output;
     const int64_t planes = geometry.batch * geometry.channels, all_rows = count_rows(call, output_size);
     const int64_t plane_rows = all_rows / std::max<int64_t>(1, planes);
+    const bool has_empty = std::any_of(tables.begin(), tables.end(), [](const AxisTable& table) {
+        return std::count(table.factors.begin(), table.factors.end(), 0.0) > 0;
+    });
+    // Those of a plane, and again until rows that are done together find theirs in one run.
     std::vector<Accumulator> divisors;
-    bool has_empty = false;
-    while (static_cast<int64_t>(divisors.size()) < (plane_rows + together) * outputs + kLanes<Accumulator>) {
+    const bool any_divisors = R::kDivides || has_empty;
+    const int64_t size = any_divisors ? (plane_rows + together) * outputs + kLanes<Accumulator> : 0;
+    while (static_cast<int64_t>(divisors.size()) < size) {
         const int64_t nothing[kMaxSpatialRank] = {};
         for_each_row_of_plane<1>(geometry, output_size, {nothing},
                                  [&](const int64_t* outer, int64_t, const int64_t (&)[1]) {
                                      double factor = 1;
                                      for (int a = 0; a + 1 < geometry.rank; ++a) factor *= tables[a].factors[outer[a]];
                                      for (const double own : tables.back().factors) {
-                                         has_empty |= factor * own == 0;
                                          divisors.push_back(static_cast<Accumulator>(factor * own));
                                      }
                                  });
@@ -288,7 +291,7 @@ void forward_short_rows(const Call& call, int64_t begin, int64_t end) {
 
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t first = unit * together, count = std::min(together, all_rows - first);
-        const Accumulator* own = divisors.data() + first % plane_rows * outputs;
+        const Accumulator* own = any_divisors ? divisors.data() + first % plane_rows * outputs : nullptr;
         T* y = static_cast<T*>(call.y.data) + first * outputs;
         const bool any_out_of_range = rows.compute(first, count, FinishEach<R>{reduction, y, own});
         for (int64_t i = 0; has_empty && i < count * outputs; ++i) {
@@ -296,7 +299,7 @@ void forward_short_rows(const Call& call, int64_t begin, int64_t end) {
         }
         if constexpr (may_leave_range<R>) {
             for (int64_t i = 0; any_out_of_range && i < count * outputs; ++i) {
-                if (own[i] == 0 || !rows.is_out_of_range(i)) continue;
+                if ((has_empty && own[i] == 0) || !rows.is_out_of_range(i)) continue;
                 int64_t position = first * outputs + i;
                 Range taps[kMaxSpatialRank];
                 for (int a = geometry.rank - 1; a >= 0; --a) {
