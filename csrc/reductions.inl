@@ -155,6 +155,8 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
         : p(static_cast<Accumulator>(parameters.p)),
           no_power_vanishes(power(static_cast<Accumulator>(smallest_magnitude<T>())) >= kSmallestSafeSum) {}
 
+    // Powers are never -0, whose roots would go through subnormal numbers, which are slow.
+    ONNXPOOL_HOST_DEVICE Accumulator identity() const { return 0; }
     template <class V>
     ONNXPOOL_HOST_DEVICE auto lift(V x) const {
         return power(magnitude(convert<Accumulator>(x)));
