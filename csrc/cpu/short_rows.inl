@@ -29,8 +29,9 @@ public:
                 plane_.push_back({begin, static_cast<int64_t>(taps_.size())});
                 most_taps_ = std::max(most_taps_, plane_.back().end - begin);
             });
-        // As many rows at a time as share permutations best.
-        for (int64_t rows = 1; rows == 1 || rows * registers_ <= kMostRegisters; rows *= 2) {
+        // As many rows at a time as share permutations best. For a few rows, looking for that is not worth it.
+        const int64_t worth_a_try = count_rows(call, output_size) / 256;
+        for (int64_t rows = 1; rows == 1 || (rows <= worth_a_try && rows * registers_ <= kMostRegisters); rows *= 2) {
             Permutations candidate = permutations_for(tables.back().taps, rows);
             if (rows == 1 || candidate.all.size() * permutations_.rows < permutations_.all.size() * rows) {
                 permutations_ = std::move(candidate);
