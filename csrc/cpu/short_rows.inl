@@ -275,20 +275,19 @@ void forward_short_rows(const Call& call, int64_t begin, int64_t end) {
         return std::count(table.factors.begin(), table.factors.end(), 0.0) > 0;
     });
     // Those of a plane, and again until rows that are done together find theirs in one run.
-    std::vector<Accumulator> divisors;
     const bool any_divisors = R::kDivides || has_empty;
-    const int64_t size = any_divisors ? (plane_rows + together) * outputs + kLanes<Accumulator> : 0;
-    while (static_cast<int64_t>(divisors.size()) < size) {
-        const int64_t nothing[kMaxSpatialRank] = {};
-        for_each_row_of_plane<1>(geometry, output_size, {nothing},
-                                 [&](const int64_t* outer, int64_t, const int64_t (&)[1]) {
-                                     double factor = 1;
-                                     for (int a = 0; a + 1 < geometry.rank; ++a) factor *= tables[a].factors[outer[a]];
-                                     for (const double own : tables.back().factors) {
-                                         divisors.push_back(static_cast<Accumulator>(factor * own));
-                                     }
-                                 });
-    }
+    const int64_t size = any_divisors ? std::min(plane_rows + together, all_rows) * outputs : 0;
+    std::vector<Accumulator> divisors(size + kLanes<Accumulator>);
+    const int64_t nothing[kMaxSpatialRank] = {};
+    const auto fill_row = [&](const int64_t* outer, int64_t row, const int64_t (&)[1]) {
+        double factor = 1;
+        for (int a = 0; a + 1 < geometry.rank; ++a) factor *= tables[a].factors[outer[a]];
+        Accumulator* target = divisors.data() + row * outputs;
+        for (int64_t o = 0; o < outputs; ++o) target[o] = static_cast<Accumulator>(factor * tables.back().factors[o]);
+    };
+    if (any_divisors) for_each_row_of_plane<1>(geometry, output_size, {nothing}, fill_row);
+    const int64_t plane_size = plane_rows * outputs;
+    for (int64_t i = plane_size; i < size; ++i) divisors[i] = divisors[i - plane_size];
 
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t first = unit * together, count = std::min(together, all_rows - first);
