@@ -157,6 +157,7 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
 
     // Powers are never -0, whose roots would go through subnormal numbers, which are slow.
     ONNXPOOL_HOST_DEVICE Accumulator identity() const { return 0; }
+
     template <class V>
     ONNXPOOL_HOST_DEVICE auto lift(V x) const {
         return power(magnitude(convert<Accumulator>(x)));

@@ -96,11 +96,8 @@ void forward_anywhere(const Call& call, int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row, position.advance()) {
         const T* plane = plane_of<const T>(call.x, position);
         T* y = row_of<T>(call.y, position, geometry.rank);
-        double factor = 1;
-        for (int a = 0; a < last; ++a) {
-            taps[a] = tables[a].taps[position.outer[a]];
-            factor *= tables[a].factors[position.outer[a]];
-        }
+        const double factor = outer_factor(tables, position.outer);
+        for (int a = 0; a < last; ++a) taps[a] = tables[a].taps[position.outer[a]];
         for (int64_t output = 0; output < last_axis.output; ++output) {
             taps[last] = tables[last].taps[output];
             const double divisor = factor * tables[last].factors[output];
@@ -153,8 +150,7 @@ void backward_anywhere(const Call& call, int64_t begin, int64_t end) {
                 for_each_row<2>(
                     windows, geometry.rank, {call.grad_y.strides + 2, result.strides + 2},
                     [&](const int64_t (&offsets)[2], const int64_t* outer) {
-                        double factor = 1;
-                        for (int a = 0; a < last; ++a) factor *= tables[a].factors[outer[a]];
+                        const double factor = outer_factor(tables, outer);
                         for (int64_t i = 0; i < along.count; ++i) {
                             const int64_t output = along.begin + i * along.step;
                             // Both strides begin at the row's first window.

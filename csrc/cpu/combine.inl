@@ -112,9 +112,12 @@ inline void combine_taps(const Combiner& combiner, const typename Take::Source* 
 
 // Puts sums; whether any of them is out of the reduction's range.
 template <class R, class Put>
-inline bool finish_sums(const R& reduction, const typename R::Accumulator* sums, int64_t size, const Put& put) {
+inline bool finish_sums([[maybe_unused]] const R& reduction, const typename R::Accumulator* sums, int64_t size,
+                        const Put& put) {
     bool any = false;
     in_vectors<kLanes<typename R::Accumulator>>(size, [&](int64_t i, auto n) { put(i, load<n>(sums + i)); });
-    for (int64_t i = 0; i < size; ++i) any |= reduction.out_of_range(sums[i]);
+    if constexpr (may_leave_range<R>) {
+        for (int64_t i = 0; i < size; ++i) any |= reduction.out_of_range(sums[i]);
+    }
     return any;
 }

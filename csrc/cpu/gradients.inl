@@ -169,8 +169,7 @@ public:
         for_each_row<3>(
             all, rank + 1, {strides[0], strides[1], strides[2]},
             [&](const int64_t (&offsets)[3], const int64_t* position) {
-                double factor = 1;
-                for (int a = 0; a < rank; ++a) factor *= windows_[a].factors[position[a]];
+                const double factor = outer_factor(windows_, position) * windows_[rank - 1].factors[position[rank - 1]];
                 const auto divisor = static_cast<Accumulator>(std::max(1.0, factor));  // without data nothing is sent
                 const T* grad = together(grad_y + offsets[0], grad_y_lane_step, lanes, grad_y_lanes_);
                 const T* result = G::kNeedsData ? together(y + offsets[1], y_lane_step, lanes, y_lanes_) : grad;
@@ -310,9 +309,7 @@ void backward_rows(const Call& call, int64_t begin, int64_t end) {
         for_each_row_of_plane<3>(
             geometry, output_size, {call.grad_y.strides + 2, y.strides + 2, sent_strides},
             [&](const int64_t* outer, int64_t, const int64_t (&offsets)[3]) {
-                double factor = 1;
-                for (int a = 0; a < last; ++a) factor *= windows[a].factors[outer[a]];
-                const Accumulator* divisor = divisors.of(factor);
+                const Accumulator* divisor = divisors.of(outer_factor(windows, outer));
                 const T* grad =
                     together(grad_y_plane + offsets[0], call.grad_y.strides[2 + last], axis.output, grad_y_row);
                 const T* result =

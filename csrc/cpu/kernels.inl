@@ -145,7 +145,8 @@ Task plan_short_rows([[maybe_unused]] const Call& call) {
             const Axis& outer = geometry.axes[a];
             rows *= static_cast<double>(outer.output) * static_cast<double>(std::min(outer.kernel, outer.input));
         }
-        const bool fit = 2 * axis.input + 2 >= lanes && axis.input <= 8 * lanes && axis.output <= 4 * lanes;
+        const bool fit = 2 * axis.input + 2 >= lanes && axis.input <= kMostRegisters * lanes &&
+                         axis.output <= kMostRegisters / 2 * lanes;
         if (!fit || rows > most_rows) return {};
         if (call.x.strides[1 + geometry.rank] != 1 || !is_contiguous(geometry, call.y, output_size)) return {};
         const std::vector<AxisTable> tables = axis_tables(call);

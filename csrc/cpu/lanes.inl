@@ -72,12 +72,8 @@ public:
     // The row at the coordinates `outer` along all spatial axes but the last, the row_index-th of the plane.
     template <class Target>
     void compute(const int64_t* outer, int64_t row_index, const Target& target) {
-        double factor = 1;
-        for (int a = 0; a + 1 < rank_; ++a) {
-            taps_[a] = tables_[a].taps[outer[a]];
-            factor *= tables_[a].factors[outer[a]];
-        }
-        set_divisors(factor);
+        for (int a = 0; a + 1 < rank_; ++a) taps_[a] = tables_[a].taps[outer[a]];
+        set_divisors(outer_factor(tables_, outer));
         const int64_t x_step = x_strides_[rank_ - 1];
         if (is_separable_) {
             const Accumulator* row = reduced_rows_ + row_index * axis_.input * lanes_;

@@ -55,6 +55,29 @@ inline typename R::Accumulator reduce_contiguous(const R& reduction, const typen
     return combine_lanes(reduction, partial[0]);
 }
 
+// Results of the planes of these channels, given what they add up to.
+template <class R>
+void finish_planes(const R& reduction, const Call& call, int64_t image, int64_t channel,
+                   const typename R::Accumulator* sums, int64_t count) {
+    using T = typename R::Element;
+    const Geometry& geometry = call.geometry;
+    double size = 1;
+    for (int a = 0; a < geometry.rank; ++a) size *= static_cast<double>(geometry.axes[a].input);
+    T* y = plane_at<T>(call.y, image, channel);
+    int64_t* indices = is_keyed<R> ? plane_at<int64_t>(call.indices, image, channel) : nullptr;
+    const auto finish =
+        results_of(reduction, call, y, 0, indices, image, channel).at(0, static_cast<typename R::Accumulator>(size));
+    [[maybe_unused]] const bool any_out_of_range = finish_sums(reduction, sums, count, finish);
+    if constexpr (may_leave_range<R>) {
+        Range taps[kMaxSpatialRank];
+        for (int a = 0; a < geometry.rank; ++a) taps[a] = data_taps(geometry.axes[a], 0);
+        const T* x = plane_at<const T>(call.x, image, channel);
+        for (int64_t i = 0; any_out_of_range && i < count; ++i) {
+            if (reduction.out_of_range(sums[i])) y[i] = rescaled_norm<T>(call, taps, x + i * call.x.strides[1]);
+        }
+    }
+}
+
 // Planes that are contiguous in memory. Units are planes.
 template <class R>
 void forward_planes(const Call& call, int64_t begin, int64_t end) {
@@ -63,12 +86,7 @@ void forward_planes(const Call& call, int64_t begin, int64_t end) {
     const R reduction(call.parameters);
     const Geometry& geometry = call.geometry;
     int64_t size = 1;
-    Range taps[kMaxSpatialRank];
-    for (int a = 0; a < geometry.rank; ++a) {
-        size *= geometry.axes[a].input;
-        taps[a] = data_taps(geometry.axes[a], 0);
-    }
-    const auto divisor = static_cast<Accumulator>(size);
+    for (int a = 0; a < geometry.rank; ++a) size *= geometry.axes[a].input;
     // Results are finished in vectors where they follow each other.
     constexpr int64_t most = 64;
     const bool in_order = call.y.strides[1] == 1;
@@ -77,24 +95,12 @@ void forward_planes(const Call& call, int64_t begin, int64_t end) {
         const int64_t image = plane / geometry.channels, channel = plane % geometry.channels;
         const int64_t count = std::min({end - plane, geometry.channels - channel, in_order ? most : 1});
         const T* x = plane_at<const T>(call.x, image, channel);
-        T* y = plane_at<T>(call.y, image, channel);
         for (int64_t i = 0; i < count; ++i) {
             const T* data = x + i * call.x.strides[1];
             sums[i] = size < 512 ? reduce_contiguous<16>(reduction, data, size)
                                  : reduce_contiguous<64>(reduction, data, size);
         }
-        int64_t* indices = is_keyed<R> ? plane_at<int64_t>(call.indices, image, channel) : nullptr;
-        const auto finish = results_of(reduction, call, y, 0, indices, image, channel).at(0, divisor);
-        if constexpr (may_leave_range<R>) {
-            const bool any_out_of_range = finish_sums(reduction, sums, count, finish);
-            for (int64_t i = 0; any_out_of_range && i < count; ++i) {
-                if (reduction.out_of_range(sums[i])) {
-                    y[i] = rescaled_norm<T>(call, taps, x + i * call.x.strides[1]);
-                }
-            }
-        } else {
-            in_vectors<kLanes<Accumulator>>(count, [&](int64_t i, auto n) { finish(i, load<n>(sums + i)); });
-        }
+        finish_planes(reduction, call, image, channel, sums, count);
         plane += count;
     }
 }
@@ -109,12 +115,6 @@ void forward_plane_lanes(const Call& call, int64_t begin, int64_t end) {
     const int last = geometry.rank - 1;
     const int64_t columns = geometry.axes[last].input, x_step = call.x.strides[2 + last];
     const int64_t block = lanes_per_row(call), blocks = ceil_div(geometry.channels, block);
-    double size = 1;
-    Range taps[kMaxSpatialRank];
-    for (int a = 0; a <= last; ++a) {
-        size *= static_cast<double>(geometry.axes[a].input);
-        taps[a] = {0, geometry.axes[a].input, 1};
-    }
     std::vector<const T*> row(columns);
     std::vector<int64_t> positions(columns);
     std::vector<Accumulator> row_sums(block), sums(block), next_sums(block);
@@ -122,8 +122,6 @@ void forward_plane_lanes(const Call& call, int64_t begin, int64_t end) {
         const int64_t image = unit / blocks, channel = unit % blocks * block;
         const int64_t lanes = std::min(block, geometry.channels - channel);
         const T* x = plane_at<const T>(call.x, image, channel);
-        T* y = plane_at<T>(call.y, image, channel);
-        int64_t* indices = is_keyed<R> ? plane_at<int64_t>(call.indices, image, channel) : nullptr;
         std::fill_n(sums.begin(), lanes, reduction.identity());
         for_each_row_of_plane<1>(geometry, input_size, {call.x.strides + 2},
                                  [&](const int64_t*, int64_t number, const int64_t (&offsets)[1]) {
@@ -138,15 +136,6 @@ void forward_plane_lanes(const Call& call, int64_t begin, int64_t end) {
                                                   Keep<Accumulator>{next_sums.data()});
                                      std::swap(sums, next_sums);
                                  });
-        const auto finish =
-            results_of(reduction, call, y, 0, indices, image, channel).at(0, static_cast<Accumulator>(size));
-        if constexpr (may_leave_range<R>) {
-            if (!finish_sums(reduction, sums.data(), lanes, finish)) continue;
-            for (int64_t lane = 0; lane < lanes; ++lane) {
-                if (reduction.out_of_range(sums[lane])) y[lane] = rescaled_norm<T>(call, taps, x + lane);
-            }
-        } else {
-            in_vectors<kLanes<Accumulator>>(lanes, [&](int64_t i, auto n) { finish(i, load<n>(sums.data() + i)); });
-        }
+        finish_planes(reduction, call, image, channel, sums.data(), lanes);
     }
 }

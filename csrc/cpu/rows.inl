@@ -207,7 +207,7 @@ void forward_rows(const Call& call, int64_t begin, int64_t end) {
     const int last = geometry.rank - 1;
     const std::vector<AxisTable> tables = axis_tables(call);
     const AxisTable& table = tables[last];
-    const bool has_empty_window = std::count(table.factors.begin(), table.factors.end(), 0.0) > 0;
+    const bool has_empty_window = table.has_empty_window();
     PlaneRows<R> rows(reduction, tables, geometry.axes[last], position_strides<R>(call));
     RowDivisors<typename R::Accumulator> divisors(table);
     const T* current_plane = nullptr;
@@ -217,8 +217,7 @@ void forward_rows(const Call& call, int64_t begin, int64_t end) {
         const T* plane = plane_of<const T>(call.x, position);
         T* y = row_of<T>(call.y, position, geometry.rank);
         int64_t* indices = is_keyed<R> ? row_of<int64_t>(call.indices, position, geometry.rank) : nullptr;
-        double factor = 1;
-        for (int a = 0; a < last; ++a) factor *= tables[a].factors[position.outer[a]];
+        const double factor = outer_factor(tables, position.outer);
         if (factor != 0) {
             if (plane != current_plane) rows.set_plane(plane, call.x.strides + 2);
             current_plane = plane;

@@ -3,6 +3,8 @@
 // are permutations of them, of several rows at a time. Planes need not be transposed. For processors that permute the
 // lanes of two registers at once.
 
+constexpr int64_t kMostRegisters = 8;  // for the rows that are permuted together
+
 template <class R>
 class ShortRows {
 public:
@@ -54,19 +56,19 @@ public:
                 read(first, count, tap, tap + 1);
                 combine_along<true>(0, times, Keep<Accumulator>{sums_.data()});
             }
-            return finish_all(sums_.data(), all, finish);
+            return finish_sums(reduction_, sums_.data(), all, finish);
         }
         read(first, count, 0, most_taps_);
         if constexpr (may_leave_range<R>) {
             combine_along<false>(0, times, Keep<Accumulator>{sums_.data()});
-            return finish_all(sums_.data(), all, finish);
+            return finish_sums(reduction_, sums_.data(), all, finish);
         }
         // Vectors reach beyond their rows: the last ones make a detour.
         const int64_t direct = all < reach ? 0 : (all - reach) / step + 1;
         combine_along<false>(0, direct, finish);
         combine_along<false>(direct, times, Keep<Accumulator>{sums_.data()});
-        return finish_all(sums_.data() + direct * step, all - direct * step,
-                          [&](int64_t i, auto sums) { finish(direct * step + i, sums); });
+        return finish_sums(reduction_, sums_.data() + direct * step, all - direct * step,
+                           [&](int64_t i, auto sums) { finish(direct * step + i, sums); });
     }
 
     // After a call of compute() that found some out of range: whether this one is.
@@ -74,7 +76,6 @@ public:
 
 private:
     static constexpr int kCount = kLanes<Accumulator>;
-    static constexpr int64_t kMostRegisters = 8;
     using V = Vector<Accumulator, kCount>;
     using Lane = number_t<bits_t<V>>;
 
@@ -204,13 +205,6 @@ private:
         }
     }
 
-    template <class Finish>
-    bool finish_all(const Accumulator* sums, int64_t size, const Finish& finish) const {
-        if constexpr (may_leave_range<R>) return finish_sums(reduction_, sums, size, finish);
-        in_vectors<kCount>(size, [&](int64_t i, auto n) { finish(i, load<n>(sums + i)); });
-        return false;
-    }
-
     const R& reduction_;
     const Call& call_;
     const int64_t outputs_;
@@ -271,17 +265,15 @@ void forward_short_rows(const Call& call, int64_t begin, int64_t end) {
     const int64_t together = rows_together<R>(call), outputs = tables.back().output;
     const int64_t planes = geometry.batch * geometry.channels, all_rows = count_rows(call, output_size);
     const int64_t plane_rows = all_rows / std::max<int64_t>(1, planes);
-    const bool has_empty = std::any_of(tables.begin(), tables.end(), [](const AxisTable& table) {
-        return std::count(table.factors.begin(), table.factors.end(), 0.0) > 0;
-    });
+    const bool has_empty =
+        std::any_of(tables.begin(), tables.end(), [](const AxisTable& table) { return table.has_empty_window(); });
     // Those of a plane, and again until rows that are done together find theirs in one run.
     const bool any_divisors = R::kDivides || has_empty;
     const int64_t size = any_divisors ? std::min(plane_rows + together, all_rows) * outputs : 0;
     std::vector<Accumulator> divisors(size + kLanes<Accumulator>);
     const int64_t nothing[kMaxSpatialRank] = {};
     const auto fill_row = [&](const int64_t* outer, int64_t row, const int64_t (&)[1]) {
-        double factor = 1;
-        for (int a = 0; a + 1 < geometry.rank; ++a) factor *= tables[a].factors[outer[a]];
+        const double factor = outer_factor(tables, outer);
         Accumulator* target = divisors.data() + row * outputs;
         for (int64_t o = 0; o < outputs; ++o) target[o] = static_cast<Accumulator>(factor * tables.back().factors[o]);
     };

@@ -187,6 +187,8 @@ struct AxisTable {
         return table;
     }
 
+    bool has_empty_window() const { return std::count(factors.begin(), factors.end(), 0.0) > 0; }
+
     // For gradients: the windows that cover each element.
     static AxisTable of_coverings(const Axis& axis) {
         AxisTable table{axis.output, axis.input, 1, {}, {}, 1};
@@ -216,8 +218,16 @@ private:
     }
 };
 
+// What the outer axes make of the divisors of a row at these coordinates: 0 if its windows have no data.
+inline double outer_factor(const std::vector<AxisTable>& tables, const int64_t* outer) {
+    double factor = 1;
+    for (size_t a = 0; a + 1 < tables.size(); ++a) factor *= tables[a].factors[outer[a]];
+    return factor;
+}
+
 inline std::vector<AxisTable> axis_tables(const Call& call) {
     std::vector<AxisTable> tables;
+    tables.reserve(call.geometry.rank);
     for (int a = 0; a < call.geometry.rank; ++a) {
         tables.push_back(AxisTable::of_windows(call.geometry.axes[a], call.parameters.divisor));
     }
