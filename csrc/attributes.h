@@ -53,6 +53,7 @@ struct GivenAttributes {
     int64_t channels_last = 0;
     int64_t count_include_pad = 0;
     std::optional<IntSpan> dilations;
+    std::optional<IntSpan> output_shape;
     double p = 2.0;
     std::optional<IntSpan> pads;
     int64_t storage_order = 0;

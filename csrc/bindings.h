@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attributes_text.h"
 #include "kernels.h"
 #include "tensor.h"
 
@@ -36,8 +37,6 @@ void read(std::initializer_list<Scalar> scalars);
 }  // namespace device
 
 namespace {
-
-using Dimensions = std::vector<int64_t>;
 
 // ---- Layouts ----
 
@@ -78,7 +77,7 @@ bool is_dense(const Tensor& tensor, Order axis_at) {
 Tensor empty_like_layout(const Dimensions& shape, ScalarType type, const Tensor& X) {
     const bool channels_last = !is_dense(X, contiguous_order) && is_dense(X, channels_last_order);
     const Dimensions strides = dense_strides(shape, channels_last ? channels_last_order : contiguous_order);
-    return empty_strided(span_of(shape), strides, type, X);
+    return empty_strided(span_of(shape), span_of(strides), type, X);
 }
 
 // Strides of the values of Indices: flat over X, row-major, or with the first spatial axis fastest (storage_order = 1).
@@ -269,120 +268,86 @@ Tensor backward(const Operator& op, const Tensor& grad_Y, const Input& input, co
 
 // ---- AveragePool, LpPool, MaxPool ----
 
-GivenAttributes window(const IntList& kernel_shape, std::string_view auto_pad, int64_t ceil_mode,
-                       const OptionalIntList& dilations, const OptionalIntList& pads, const OptionalIntList& strides) {
-    GivenAttributes given;
-    given.kernel_shape = span_of(kernel_shape);
-    given.auto_pad = auto_pad;
-    given.ceil_mode = ceil_mode;
-    given.dilations = span_of(dilations);
-    given.pads = span_of(pads);
-    given.strides = span_of(strides);
-    return given;
-}
-
 PoolAttributes validate(const Operator& op, const Input& input, const GivenAttributes& given) {
     return validate_attributes(op.name, input.spatial_shape().size, given);
 }
 
-#define ONNXPOOL_AVERAGE_PARAMETERS                                                                               \
-    IntList kernel_shape, Text auto_pad, int64_t ceil_mode, int64_t count_include_pad, OptionalIntList dilations, \
-        OptionalIntList pads, OptionalIntList strides
-#define ONNXPOOL_LP_PARAMETERS                                                                                         \
-    IntList kernel_shape, Text auto_pad, int64_t ceil_mode, OptionalIntList dilations, double p, OptionalIntList pads, \
-        OptionalIntList strides
-#define ONNXPOOL_MAX_PARAMETERS                                                                              \
-    IntList kernel_shape, Text auto_pad, int64_t ceil_mode, OptionalIntList dilations, OptionalIntList pads, \
-        int64_t storage_order, OptionalIntList strides
-
-Tensor average_pool(Tensor X, ONNXPOOL_AVERAGE_PARAMETERS) {
-    GivenAttributes given = window(kernel_shape, auto_pad, ceil_mode, dilations, pads, strides);
-    given.count_include_pad = count_include_pad;
+Tensor average_pool(const GivenAttributes& given, const Tensor& X) {
     const Input input = checked_input(kAveragePool, X);
     return forward(kAveragePool, input, validate(kAveragePool, input, given));
 }
 
-Tensor average_pool_backward(Tensor grad_Y, Tensor X, ONNXPOOL_AVERAGE_PARAMETERS) {
-    GivenAttributes given = window(kernel_shape, auto_pad, ceil_mode, dilations, pads, strides);
-    given.count_include_pad = count_include_pad;
+Tensor average_pool_backward(const GivenAttributes& given, const Tensor& grad_Y, const Tensor& X) {
     const Input input = checked_input(kAveragePool, X);
     return backward(kAveragePool, grad_Y, input, nullptr, validate(kAveragePool, input, given));
 }
 
-Tensor lp_pool(Tensor X, ONNXPOOL_LP_PARAMETERS) {
-    GivenAttributes given = window(kernel_shape, auto_pad, ceil_mode, dilations, pads, strides);
-    given.p = p;
+Tensor lp_pool(const GivenAttributes& given, const Tensor& X) {
     const Input input = checked_input(kLpPool, X);
     return forward(kLpPool, input, validate(kLpPool, input, given));
 }
 
-Tensor lp_pool_backward(Tensor grad_Y, Tensor X, Tensor Y, ONNXPOOL_LP_PARAMETERS) {
-    GivenAttributes given = window(kernel_shape, auto_pad, ceil_mode, dilations, pads, strides);
-    given.p = p;
+Tensor lp_pool_backward(const GivenAttributes& given, const Tensor& grad_Y, const Tensor& X, const Tensor& Y) {
     const Input input = checked_input(kLpPool, X);
     return backward(kLpPool, grad_Y, input, &Y, validate(kLpPool, input, given));
 }
 
-Tensor max_pool(Tensor X, ONNXPOOL_MAX_PARAMETERS) {
-    GivenAttributes given = window(kernel_shape, auto_pad, ceil_mode, dilations, pads, strides);
-    given.storage_order = storage_order;
+Tensor max_pool(const GivenAttributes& given, const Tensor& X) {
     const Input input = checked_input(kMaxPool, X);
     return forward(kMaxPool, input, validate(kMaxPool, input, given));
 }
 
-std::tuple<Tensor, Tensor> max_pool_with_indices(Tensor X, ONNXPOOL_MAX_PARAMETERS) {
-    GivenAttributes given = window(kernel_shape, auto_pad, ceil_mode, dilations, pads, strides);
-    given.storage_order = storage_order;
+std::tuple<Tensor, Tensor> max_pool_with_indices(const GivenAttributes& given, const Tensor& X) {
     const Input input = checked_input(kMaxPoolWithIndices, X);
     return forward_with_indices(kMaxPoolWithIndices, input, validate(kMaxPoolWithIndices, input, given));
 }
 
-Tensor max_pool_backward(Tensor grad_Y, Tensor X, Tensor Indices, ONNXPOOL_MAX_PARAMETERS) {
-    GivenAttributes given = window(kernel_shape, auto_pad, ceil_mode, dilations, pads, strides);
-    given.storage_order = storage_order;
+Tensor max_pool_backward(const GivenAttributes& given, const Tensor& grad_Y, const Tensor& X, const Tensor& Indices) {
     const Input input = checked_input(kMaxPoolWithIndices, X);
     return backward(kMaxPoolWithIndices, grad_Y, input, &Indices, validate(kMaxPoolWithIndices, input, given));
 }
 
 // ---- GlobalAveragePool, GlobalLpPool, GlobalMaxPool ----
 
-PoolAttributes whole_plane(const Operator& op, const Input& input, double p = 2.0) {
-    return global_attributes(op.name, input.spatial_shape(), p);
+PoolAttributes whole_plane(const Operator& op, const Input& input, const GivenAttributes& given) {
+    return global_attributes(op.name, input.spatial_shape(), given.p);
 }
 
-Tensor global_average_pool(Tensor X) {
+Tensor global_average_pool(const GivenAttributes& given, const Tensor& X) {
     const Input input = checked_input(kGlobalAveragePool, X);
-    return forward(kGlobalAveragePool, input, whole_plane(kGlobalAveragePool, input));
+    return forward(kGlobalAveragePool, input, whole_plane(kGlobalAveragePool, input, given));
 }
 
-Tensor global_average_pool_backward(Tensor grad_Y, Tensor X) {
+Tensor global_average_pool_backward(const GivenAttributes& given, const Tensor& grad_Y, const Tensor& X) {
     const Input input = checked_input(kGlobalAveragePool, X);
-    return backward(kGlobalAveragePool, grad_Y, input, nullptr, whole_plane(kGlobalAveragePool, input));
+    return backward(kGlobalAveragePool, grad_Y, input, nullptr, whole_plane(kGlobalAveragePool, input, given));
 }
 
-Tensor global_lp_pool(Tensor X, double p) {
+Tensor global_lp_pool(const GivenAttributes& given, const Tensor& X) {
     const Input input = checked_input(kGlobalLpPool, X);
-    return forward(kGlobalLpPool, input, whole_plane(kGlobalLpPool, input, p));
+    return forward(kGlobalLpPool, input, whole_plane(kGlobalLpPool, input, given));
 }
 
-Tensor global_lp_pool_backward(Tensor grad_Y, Tensor X, Tensor Y, double p) {
+Tensor global_lp_pool_backward(const GivenAttributes& given, const Tensor& grad_Y, const Tensor& X, const Tensor& Y) {
     const Input input = checked_input(kGlobalLpPool, X);
-    return backward(kGlobalLpPool, grad_Y, input, &Y, whole_plane(kGlobalLpPool, input, p));
+    return backward(kGlobalLpPool, grad_Y, input, &Y, whole_plane(kGlobalLpPool, input, given));
 }
 
-Tensor global_max_pool(Tensor X) {
+Tensor global_max_pool(const GivenAttributes& given, const Tensor& X) {
     const Input input = checked_input(kGlobalMaxPool, X);
-    return forward(kGlobalMaxPool, input, whole_plane(kGlobalMaxPool, input));
+    return forward(kGlobalMaxPool, input, whole_plane(kGlobalMaxPool, input, given));
 }
 
-std::tuple<Tensor, Tensor> global_max_pool_with_indices(Tensor X) {
+std::tuple<Tensor, Tensor> global_max_pool_with_indices(const GivenAttributes& given, const Tensor& X) {
     const Input input = checked_input(kGlobalMaxPoolWithIndices, X);
-    return forward_with_indices(kGlobalMaxPoolWithIndices, input, whole_plane(kGlobalMaxPoolWithIndices, input));
+    return forward_with_indices(kGlobalMaxPoolWithIndices, input, whole_plane(kGlobalMaxPoolWithIndices, input, given));
 }
 
-Tensor global_max_pool_backward(Tensor grad_Y, Tensor X, Tensor Indices) {
+Tensor global_max_pool_backward(const GivenAttributes& given, const Tensor& grad_Y, const Tensor& X,
+                                const Tensor& Indices) {
     const Input input = checked_input(kGlobalMaxPoolWithIndices, X);
-    return backward(kGlobalMaxPoolWithIndices, grad_Y, input, &Indices, whole_plane(kGlobalMaxPoolWithIndices, input));
+    return backward(kGlobalMaxPoolWithIndices, grad_Y, input, &Indices,
+                    whole_plane(kGlobalMaxPoolWithIndices, input, given));
 }
 
 // ---- QLinearAveragePool, QLinearGlobalAveragePool ----
@@ -452,35 +417,31 @@ bool spans_plane(const PoolAttributes& attributes, const Input& input) {
     });
 }
 
-Tensor qlinear_average_pool(Tensor X, Tensor x_scale, Tensor x_zero_point, Tensor y_scale, Tensor y_zero_point,
-                            IntList kernel_shape, Text auto_pad, int64_t ceil_mode, int64_t channels_last,
-                            int64_t count_include_pad, OptionalIntList pads, OptionalIntList strides) {
+Tensor qlinear_average_pool(const GivenAttributes& given, const Tensor& X, const Tensor& x_scale,
+                            const Tensor& x_zero_point, const Tensor& y_scale, const Tensor& y_zero_point) {
     const Operator& op = kQLinearAveragePool;
-    GivenAttributes given = window(kernel_shape, auto_pad, ceil_mode, std::nullopt, pads, strides);
-    given.channels_last = channels_last;
-    given.count_include_pad = count_include_pad;
-    const bool last = detail::check_flag(op.name, "channels_last", channels_last);
-    const Input input = checked_input(op, X, last);
+    const bool channels_last = detail::check_flag(op.name, "channels_last", given.channels_last);
+    const Input input = checked_input(op, X, channels_last);
     const PoolAttributes attributes = validate(op, input, given);
     Parameters parameters = quantization(op, X, x_scale, x_zero_point, y_scale, y_zero_point);
-    if (spans_plane(attributes, input)) return quantized_plane_average(op, input, parameters, last);
+    if (spans_plane(attributes, input)) return quantized_plane_average(op, input, parameters, channels_last);
     if (attributes.count_include_pad) parameters.divisor = Divisor::kKernel;
-    return forward(op, input, attributes, parameters, last);
+    return forward(op, input, attributes, parameters, channels_last);
 }
 
-Tensor qlinear_global_average_pool(Tensor X, Tensor x_scale, Tensor x_zero_point, Tensor y_scale, Tensor y_zero_point,
-                                   int64_t channels_last) {
+Tensor qlinear_global_average_pool(const GivenAttributes& given, const Tensor& X, const Tensor& x_scale,
+                                   const Tensor& x_zero_point, const Tensor& y_scale, const Tensor& y_zero_point) {
     const Operator& op = kQLinearGlobalAveragePool;
-    const bool last = detail::check_flag(op.name, "channels_last", channels_last);
-    const Input input = checked_input(op, X, last);
+    const bool channels_last = detail::check_flag(op.name, "channels_last", given.channels_last);
+    const Input input = checked_input(op, X, channels_last);
     const Parameters parameters = quantization(op, X, x_scale, x_zero_point, y_scale, y_zero_point);
-    return quantized_plane_average(op, input, parameters, last);
+    return quantized_plane_average(op, input, parameters, channels_last);
 }
 
 // ---- MaxUnpool ----
 
 // The shape of Y: as given, or inferred from X by turning MaxPool's size around.
-Dimensions unpooled_shape(const Input& input, const GivenAttributes& given, const OptionalIntList& output_shape) {
+Dimensions unpooled_shape(const Input& input, const GivenAttributes& given) {
     const Operator& op = kMaxUnpool;
     const PoolAttributes attributes = validate(op, input, given);
     Dimensions shape{input.shape[0], input.shape[1]};
@@ -488,13 +449,13 @@ Dimensions unpooled_shape(const Input& input, const GivenAttributes& given, cons
         const AxisAttributes& axis = attributes.axes[a];
         shape.push_back((input.shape[2 + a] - 1) * axis.stride - axis.pad_begin - axis.pad_end + axis.kernel);
     }
-    if (output_shape) {
-        const IntSpan wanted = span_of(*output_shape);
+    if (given.output_shape) {
+        const IntSpan& wanted = *given.output_shape;
         if (wanted.size != static_cast<int64_t>(shape.size()) || wanted[0] != shape[0] || wanted[1] != shape[1]) {
             refuse(op.name, "output_shape must be [N, C, D1, ...] with the N and C of X, got output_shape=", wanted,
                    " for X of shape ", span_of(input.shape));
         }
-        shape.assign(wanted.begin(), wanted.end());
+        shape = Dimensions(wanted.begin(), wanted.end());
     }
     int64_t bytes = 8;
     for (size_t i = 0; i < shape.size(); ++i) {
@@ -530,49 +491,141 @@ void run(Unpool kernel, const Unpooling& call, const Tensor& X) {
     }
 }
 
-Tensor max_unpool(Tensor X, Tensor I, IntList kernel_shape, OptionalIntList output_shape, OptionalIntList pads,
-                  OptionalIntList strides) {
+Tensor max_unpool(const GivenAttributes& given, const Tensor& X, const Tensor& I) {
     const Input input = checked_input(kMaxUnpool, X);
-    const GivenAttributes given = window(kernel_shape, "NOTSET", 0, std::nullopt, pads, strides);
-    const Dimensions shape = unpooled_shape(input, given, output_shape);
+    const Dimensions shape = unpooled_shape(input, given);
     check_operand(kMaxUnpool, "I", I, input.shape, ScalarType::Long, X);
     Tensor Y = empty_like_layout(shape, X.scalar_type(), X);
     run(device::unpool, unpooling(input, I, X, Y), X);
     return Y;
 }
 
-Tensor max_unpool_backward(Tensor grad_Y, Tensor X, Tensor I, IntList kernel_shape, OptionalIntList output_shape,
-                           OptionalIntList pads, OptionalIntList strides) {
+Tensor max_unpool_backward(const GivenAttributes& given, const Tensor& grad_Y, const Tensor& X, const Tensor& I) {
     const Input input = checked_input(kMaxUnpool, X);
-    const GivenAttributes given = window(kernel_shape, "NOTSET", 0, std::nullopt, pads, strides);
-    check_operand(kMaxUnpool, "grad_Y", grad_Y, unpooled_shape(input, given, output_shape), X.scalar_type(), X);
+    check_operand(kMaxUnpool, "grad_Y", grad_Y, unpooled_shape(input, given), X.scalar_type(), X);
     check_operand(kMaxUnpool, "I", I, input.shape, ScalarType::Long, X);
     Tensor grad_X = empty_like_layout(input.shape, X.scalar_type(), X);
     run(device::unpool_backward, unpooling(input, I, grad_X, grad_Y), X);
     return grad_X;
 }
 
+// ---- The two overloads of an operator ----
+
+// Attributes as the arguments of a schema (ops.cpp).
+
+GivenAttributes window_attributes(IntList kernel_shape, Text auto_pad, int64_t ceil_mode, OptionalIntList dilations,
+                                  OptionalIntList pads, OptionalIntList strides) {
+    GivenAttributes given;
+    given.kernel_shape = span_of(kernel_shape);
+    given.auto_pad = auto_pad;
+    given.ceil_mode = ceil_mode;
+    given.dilations = span_of(dilations);
+    given.pads = span_of(pads);
+    given.strides = span_of(strides);
+    return given;
+}
+
+GivenAttributes average_attributes(IntList kernel_shape, Text auto_pad, int64_t ceil_mode, int64_t count_include_pad,
+                                   OptionalIntList dilations, OptionalIntList pads, OptionalIntList strides) {
+    GivenAttributes given = window_attributes(kernel_shape, auto_pad, ceil_mode, dilations, pads, strides);
+    given.count_include_pad = count_include_pad;
+    return given;
+}
+
+GivenAttributes lp_attributes(IntList kernel_shape, Text auto_pad, int64_t ceil_mode, OptionalIntList dilations,
+                              double p, OptionalIntList pads, OptionalIntList strides) {
+    GivenAttributes given = window_attributes(kernel_shape, auto_pad, ceil_mode, dilations, pads, strides);
+    given.p = p;
+    return given;
+}
+
+GivenAttributes max_attributes(IntList kernel_shape, Text auto_pad, int64_t ceil_mode, OptionalIntList dilations,
+                               OptionalIntList pads, int64_t storage_order, OptionalIntList strides) {
+    GivenAttributes given = window_attributes(kernel_shape, auto_pad, ceil_mode, dilations, pads, strides);
+    given.storage_order = storage_order;
+    return given;
+}
+
+GivenAttributes no_attributes() { return {}; }
+
+GivenAttributes global_lp_attributes(double p) {
+    GivenAttributes given;
+    given.p = p;
+    return given;
+}
+
+GivenAttributes unpool_attributes(IntList kernel_shape, OptionalIntList output_shape, OptionalIntList pads,
+                                  OptionalIntList strides) {
+    GivenAttributes given;
+    given.kernel_shape = span_of(kernel_shape);
+    given.output_shape = span_of(output_shape);
+    given.pads = span_of(pads);
+    given.strides = span_of(strides);
+    return given;
+}
+
+GivenAttributes quantized_global_attributes(int64_t channels_last) {
+    GivenAttributes given;
+    given.channels_last = channels_last;
+    return given;
+}
+
+GivenAttributes quantized_attributes(IntList kernel_shape, Text auto_pad, int64_t ceil_mode, int64_t channels_last,
+                                     int64_t count_include_pad, OptionalIntList pads, OptionalIntList strides) {
+    GivenAttributes given =
+        average_attributes(kernel_shape, auto_pad, ceil_mode, count_include_pad, std::nullopt, pads, strides);
+    given.channels_last = channels_last;
+    return given;
+}
+
+// The default overload, which compilers and exporters see: after the tensors, the arguments of `attributes`.
+template <auto operation, auto attributes>
+struct DefaultOverload;
+template <class Result, class... Tensors, Result (*operation)(const GivenAttributes&, Tensors...), class... Arguments,
+          GivenAttributes (*attributes)(Arguments...)>
+struct DefaultOverload<operation, attributes> {
+    static Result call(Tensors... tensors, Arguments... arguments) {
+        return operation(attributes(arguments...), tensors...);
+    }
+};
+
+// The one that eager mode calls: after the tensors, the attributes as one text.
+template <auto operation>
+struct EagerOverload;
+template <class Result, class... Tensors, Result (*operation)(const GivenAttributes&, Tensors...)>
+struct EagerOverload<operation> {
+    static Result call(Tensors... tensors, Text attributes) {
+        return operation(AttributesFromText(attributes).given(), tensors...);
+    }
+};
+
+template <auto operation, auto attributes, class Library>
+void register_operator(Library& library, const std::string& name) {
+    library.impl(name.c_str(), ONNXPOOL_KERNEL((&DefaultOverload<operation, attributes>::call)));
+    library.impl((name + ".eager").c_str(), ONNXPOOL_KERNEL((&EagerOverload<operation>::call)));
+}
+
 // To be called by ONNXPOOL_LIBRARY_IMPL of the device's dispatch key.
 template <class Library>
 void register_operators(Library& library) {
-    library.impl("average_pool", ONNXPOOL_KERNEL(&average_pool));
-    library.impl("average_pool_backward", ONNXPOOL_KERNEL(&average_pool_backward));
-    library.impl("lp_pool", ONNXPOOL_KERNEL(&lp_pool));
-    library.impl("lp_pool_backward", ONNXPOOL_KERNEL(&lp_pool_backward));
-    library.impl("max_pool", ONNXPOOL_KERNEL(&max_pool));
-    library.impl("max_pool_with_indices", ONNXPOOL_KERNEL(&max_pool_with_indices));
-    library.impl("max_pool_backward", ONNXPOOL_KERNEL(&max_pool_backward));
-    library.impl("global_average_pool", ONNXPOOL_KERNEL(&global_average_pool));
-    library.impl("global_average_pool_backward", ONNXPOOL_KERNEL(&global_average_pool_backward));
-    library.impl("global_lp_pool", ONNXPOOL_KERNEL(&global_lp_pool));
-    library.impl("global_lp_pool_backward", ONNXPOOL_KERNEL(&global_lp_pool_backward));
-    library.impl("global_max_pool", ONNXPOOL_KERNEL(&global_max_pool));
-    library.impl("global_max_pool_with_indices", ONNXPOOL_KERNEL(&global_max_pool_with_indices));
-    library.impl("global_max_pool_backward", ONNXPOOL_KERNEL(&global_max_pool_backward));
-    library.impl("max_unpool", ONNXPOOL_KERNEL(&max_unpool));
-    library.impl("max_unpool_backward", ONNXPOOL_KERNEL(&max_unpool_backward));
-    library.impl("qlinear_average_pool", ONNXPOOL_KERNEL(&qlinear_average_pool));
-    library.impl("qlinear_global_average_pool", ONNXPOOL_KERNEL(&qlinear_global_average_pool));
+    register_operator<average_pool, average_attributes>(library, "average_pool");
+    register_operator<average_pool_backward, average_attributes>(library, "average_pool_backward");
+    register_operator<lp_pool, lp_attributes>(library, "lp_pool");
+    register_operator<lp_pool_backward, lp_attributes>(library, "lp_pool_backward");
+    register_operator<max_pool, max_attributes>(library, "max_pool");
+    register_operator<max_pool_with_indices, max_attributes>(library, "max_pool_with_indices");
+    register_operator<max_pool_backward, max_attributes>(library, "max_pool_backward");
+    register_operator<global_average_pool, no_attributes>(library, "global_average_pool");
+    register_operator<global_average_pool_backward, no_attributes>(library, "global_average_pool_backward");
+    register_operator<global_lp_pool, global_lp_attributes>(library, "global_lp_pool");
+    register_operator<global_lp_pool_backward, global_lp_attributes>(library, "global_lp_pool_backward");
+    register_operator<global_max_pool, no_attributes>(library, "global_max_pool");
+    register_operator<global_max_pool_with_indices, no_attributes>(library, "global_max_pool_with_indices");
+    register_operator<global_max_pool_backward, no_attributes>(library, "global_max_pool_backward");
+    register_operator<max_unpool, unpool_attributes>(library, "max_unpool");
+    register_operator<max_unpool_backward, unpool_attributes>(library, "max_unpool_backward");
+    register_operator<qlinear_average_pool, quantized_attributes>(library, "qlinear_average_pool");
+    register_operator<qlinear_global_average_pool, quantized_global_attributes>(library, "qlinear_global_average_pool");
 }
 
 }  // namespace

@@ -1,10 +1,12 @@
-// The Python module torch_onnxpool._C. Importing it registers the operators; its two functions let Python ask the C++
-// side, the owner of the rules and their error texts, about attributes and sizes without a tensor.
+// The Python module torch_onnxpool._C. Importing it registers the operators; its functions let Python ask the C++ side,
+// the owner of the rules and their error texts, about attributes and sizes without a tensor, and write attributes as
+// the text that operators read.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include <vector>
 
+#include "attributes_text.h"
 #include "geometry.h"
 
 namespace {
@@ -132,6 +134,97 @@ PyObject* resolve_axes(PyObject*, PyObject* arguments, PyObject* keywords) {
     });
 }
 
+// Writes attributes as attributes_text.h reads them, without those that have their defaults. False where a value is not
+// of its attribute's type, and a Python error may be set, or the text grows beyond all reason.
+class AttributesWriter {
+public:
+    bool write(std::string_view name, PyObject* value) {
+        char* const begin = end_;
+        bool is_default = false;
+        if (!append(name) || !append("=") || !write_value(name, value, is_default) || !append(";")) return false;
+        if (is_default) end_ = begin;
+        return true;
+    }
+
+    std::string_view text() const { return {text_, static_cast<size_t>(end_ - text_)}; }
+
+private:
+    bool write_value(std::string_view name, PyObject* value, bool& is_default) {
+        const GivenAttributes defaults;
+        if (name == "kernel_shape") return write_list(value);
+        if (name == "dilations" || name == "output_shape" || name == "pads" || name == "strides") {
+            is_default = value == Py_None;
+            return is_default || write_list(value);
+        }
+        if (name == "auto_pad") {
+            Py_ssize_t size = 0;
+            const char* characters = PyUnicode_AsUTF8AndSize(value, &size);
+            if (!characters) return false;
+            const std::string_view word(characters, size);
+            is_default = word == defaults.auto_pad;
+            return word.find_first_of("=;") == word.npos && append(word);  // not to be mistaken for attributes
+        }
+        if (name == "p") {
+            const double p = PyFloat_AsDouble(value);
+            if (p == -1 && PyErr_Occurred()) return false;
+            is_default = p == defaults.p;
+            return append(onnxpool::bits_of_number(p));
+        }
+        const long long number = PyLong_AsLongLong(value);
+        if (number == -1 && PyErr_Occurred()) return false;
+        is_default = number == 0;  // all flags are off
+        return append(number);
+    }
+
+    bool write_list(PyObject* list) {
+        if (PyList_Check(list)) return write_items<PyList_Size, PyList_GetItem>(list);
+        return PyTuple_Check(list) && write_items<PyTuple_Size, PyTuple_GetItem>(list);
+    }
+
+    template <Py_ssize_t (*size_of)(PyObject*), PyObject* (*item_at)(PyObject*, Py_ssize_t)>
+    bool write_items(PyObject* items) {
+        const Py_ssize_t size = size_of(items);
+        for (Py_ssize_t i = 0; i < size; ++i) {
+            PyObject* item = item_at(items, i);
+            const long long number = item ? PyLong_AsLongLong(item) : -1;
+            if (number == -1 && PyErr_Occurred()) return false;
+            if (!(i == 0 || append(",")) || !append(number)) return false;
+        }
+        return true;
+    }
+
+    bool append(std::string_view part) {
+        if (part.size() > static_cast<size_t>(std::end(text_) - end_)) return false;
+        end_ = std::copy(part.begin(), part.end(), end_);
+        return true;
+    }
+
+    bool append(int64_t number) {
+        const auto [end, error] = std::to_chars(end_, std::end(text_), number);
+        end_ = end;
+        return error == std::errc();
+    }
+
+    char text_[onnxpool::kLongestText];
+    char* end_ = text_;
+};
+
+PyObject* attributes_text(PyObject*, PyObject* attributes) {
+    AttributesWriter writer;
+    PyObject *name = nullptr, *value = nullptr;
+    for (Py_ssize_t position = 0; PyDict_Next(attributes, &position, &name, &value);) {
+        Py_ssize_t size = 0;
+        const char* characters = PyUnicode_AsUTF8AndSize(name, &size);
+        if (!characters) return nullptr;
+        if (!writer.write({characters, static_cast<size_t>(size)}, value)) {
+            PyErr_Clear();
+            Py_IncRef(Py_None);
+            return Py_None;
+        }
+    }
+    return PyUnicode_FromStringAndSize(writer.text().data(), static_cast<Py_ssize_t>(writer.text().size()));
+}
+
 using AnyFunction = void (*)();
 
 PyCFunction with_keywords(PyCFunctionWithKeywords function) {
@@ -149,6 +242,10 @@ PyMethodDef methods[] = {
      "strides=None)\n\n"
      "The geometry that the kernels use: (input, output, kernel, stride, dilation, pad_begin, pad_end) of each spatial "
      "axis. Raises ValueError where the operator does."},
+    {"attributes_text", attributes_text, METH_O,
+     "attributes_text(attributes)\n\n"
+     "The dict of attributes as the text that the operators' eager overloads take; None if a value is not of the type "
+     "that its attribute has, or there is far too much of it."},
     {nullptr, nullptr, 0, nullptr},
 };
 

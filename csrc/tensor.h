@@ -2,11 +2,12 @@
 // for torch >= 2.10) and plain ATen (TORCH_ONNXPOOL_ATEN: for the torch it was built with).
 #pragma once
 
+#include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
-#include <vector>
 
 #include "attributes.h"
 #include "element_types.h"
@@ -52,17 +53,53 @@ using OptionalIntList = std::optional<IntList>;
 #if defined(TORCH_ONNXPOOL_ATEN)
 using Text = std::string_view;
 #else
-// A string argument of an operator. torch's own conversion to std::string loses a copy on the heap in every call.
-struct Text {
-    std::string value;
+// A string argument of an operator: torch's own conversion to std::string copies it.
+class OwnedText {
+public:
+    explicit OwnedText(StringHandle handle) : handle_(handle, &torch_delete_string) {}
 
-    operator std::string_view() const { return value; }
+    operator std::string_view() const {
+        const char* characters = nullptr;
+        size_t length = 0;
+        TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle_.get(), &characters));
+        TORCH_ERROR_CODE_CHECK(torch_string_length(handle_.get(), &length));
+        return {characters, length};
+    }
+
+private:
+    std::unique_ptr<StringOpaque, decltype(&torch_delete_string)> handle_;
 };
+using Text = const OwnedText&;
 #endif
+
+// Sizes or strides, without a call for memory: torch has no more than 64 dimensions.
+class Dimensions {
+public:
+    Dimensions() = default;
+    explicit Dimensions(size_t size) : size_(size) {}
+    Dimensions(std::initializer_list<int64_t> values) : Dimensions(values.begin(), values.end()) {}
+    template <class Iterator>
+    Dimensions(Iterator begin, Iterator end) : size_(std::copy(begin, end, values_) - values_) {}
+
+    size_t size() const { return size_; }
+    const int64_t* data() const { return values_; }
+    int64_t* begin() { return values_; }
+    int64_t* end() { return values_ + size_; }
+    const int64_t* begin() const { return values_; }
+    const int64_t* end() const { return values_ + size_; }
+    int64_t& operator[](size_t i) { return values_[i]; }
+    int64_t operator[](size_t i) const { return values_[i]; }
+    int64_t back() const { return values_[size_ - 1]; }
+    void push_back(int64_t value) { values_[size_++] = value; }
+
+private:
+    int64_t values_[kMaxSpatialRank + 2];
+    size_t size_ = 0;
+};
 
 inline IntSpan span_of(const IntList& list) { return {list.data(), static_cast<int64_t>(list.size())}; }
 
-inline IntSpan span_of(const std::vector<int64_t>& list) { return {list.data(), static_cast<int64_t>(list.size())}; }
+inline IntSpan span_of(const Dimensions& list) { return {list.data(), static_cast<int64_t>(list.size())}; }
 
 inline std::optional<IntSpan> span_of(const OptionalIntList& list) {
     return list ? std::optional<IntSpan>(span_of(*list)) : std::nullopt;
@@ -99,17 +136,17 @@ inline std::string device_name(const Tensor& tensor) {
 }
 
 // An uninitialised tensor on the device of `like`.
-inline Tensor empty_strided(const IntSpan& sizes, const std::vector<int64_t>& strides, ScalarType type,
-                            const Tensor& like) {
+inline Tensor empty_strided(const IntSpan& sizes, const IntSpan& strides, ScalarType type, const Tensor& like) {
 #if defined(TORCH_ONNXPOOL_ATEN)
-    return at::empty_strided(IntList(sizes.values, sizes.size), strides, like.options().dtype(type));
+    return at::empty_strided(IntList(sizes.values, sizes.size), IntList(strides.values, strides.size),
+                             like.options().dtype(type));
 #else
     // Through the C shim, since it takes any strides and costs 1 us less than torch::stable::new_empty.
     const auto dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
     int32_t device_type = 0;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
     AtenTensorHandle handle = nullptr;
-    if (aoti_torch_empty_strided(sizes.size, sizes.values, strides.data(), dtype, device_type, like.get_device_index(),
+    if (aoti_torch_empty_strided(sizes.size, sizes.values, strides.values, dtype, device_type, like.get_device_index(),
                                  &handle) != AOTI_TORCH_SUCCESS) {
         throw std::bad_alloc();  // sizes and strides are valid: only memory can be missing
     }
@@ -134,16 +171,9 @@ void parallel_for(int64_t end, int64_t grain_size, const Function& function) {
 
 #if !defined(TORCH_ONNXPOOL_ATEN)
 template <>
-struct torch::stable::detail::ToImpl<onnxpool::Text> {
-    static onnxpool::Text call(StableIValue argument, uint64_t, bool) {
-        const auto handle = torch::stable::detail::to<StringHandle>(argument);
-        const char* characters = nullptr;
-        size_t length = 0;
-        TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &characters));
-        TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
-        onnxpool::Text text{std::string(characters, length)};
-        TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
-        return text;
+struct torch::stable::detail::ToImpl<onnxpool::OwnedText> {
+    static onnxpool::OwnedText call(StableIValue argument, uint64_t, bool) {
+        return onnxpool::OwnedText(torch::stable::detail::to<StringHandle>(argument));
     }
 };
 #endif

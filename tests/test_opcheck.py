@@ -27,6 +27,10 @@ def checks_of(case: Case) -> tuple[str, ...]:
     return ALL_TESTS if case.note in COMPILED else QUICK_TESTS
 
 
+def attributes_of(operator: torch._ops.OpOverload) -> list[torch.Argument]:
+    return [argument for argument in operator._schema.arguments if not isinstance(argument.type, torch.TensorType)]
+
+
 def forward_operators(case: Case) -> list[torch._ops.OpOverload]:
     names = [case.function, f"{case.function}_with_indices"] if "MaxPool" in case.operator else [case.function]
     return [getattr(OPS, name).default for name in names]
@@ -56,10 +60,93 @@ def test_opcheck_backward(case, device):
 
 def test_every_operator_is_checked():
     every_case = [*CASES, *UNPOOL_CASES]  # the latter in test_unpool.py
-    checked = {operator for case in every_case for operator in forward_operators(case)}
-    checked |= {getattr(OPS, f"{case.function}_backward").default for case in every_case if case.differentiable}
+    checked = {operator.name() for case in every_case for operator in forward_operators(case)}
+    checked |= {f"torch_onnxpool::{case.function}_backward" for case in every_case if case.differentiable}
+    checked |= {f"{name}.eager" for name in checked}
     registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("torch_onnxpool::")}
-    assert {operator.name() for operator in checked} == registered
+    assert checked == registered
+
+
+# --- the overloads that plain tensors take ---------------------------------------------------------------------------
+
+
+def assert_same_overloads(operator: torch._ops.OpOverload, tensors: list[torch.Tensor], attributes: dict) -> None:
+    """The eager overload is a correct operator, and does what the default one does."""
+    eager = operator._overloadpacket.eager
+    text = torch_onnxpool._C.attributes_text(attributes)
+    opcheck(eager, (*tensors, text), test_utils="test_schema")
+    torch.testing.assert_close(eager(*tensors, text), operator(*tensors, **attributes), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", [*CASES, *UNPOOL_CASES], ids=str)
+def test_eager_overloads(case, device):
+    tensors = [to_tensor(a, device) for a in case.inputs("float32" if case.differentiable else "uint8")]
+    attributes = dict(case.attributes)
+    for operator in forward_operators(case):
+        assert_same_overloads(operator, tensors, attributes)
+    if case.differentiable:
+        results = operator(*tensors, **attributes)  # the last one's: with Indices, where there are any
+        y, *companions = results if isinstance(results, tuple) else (results, results)
+        backward = getattr(OPS, f"{case.function}_backward").default
+        operands = [torch.randn_like(y), *tensors, *companions]
+        assert_same_overloads(
+            backward, operands[: len(backward._schema.arguments) - len(attributes_of(backward))], attributes
+        )
+
+
+def test_texts_that_are_no_attributes(device):
+    x = torch.ones(1, 1, 4, 4, device=device)
+    for text in ("kernel_shape", "kernel_shape=2,2", "kernel_shape=2,;", "kernel_shape=2,x;", "=;", "kernel_shape=;",
+                 "kernel=2,2;", "kernel_shape=2,2;ceil_mode=1,1;", "kernel_shape=2,2;ceil_mode=;", ";", "=",
+                 "kernel_shape=2,2;p=99999999999999999999;", "kernel_shape=" + "1," * 2000 + "1;"):  # fmt: skip
+        with pytest.raises(ValueError, match=r"torch_onnxpool|kernel_shape"):
+            OPS.average_pool.eager(x, text)
+
+
+def test_a_text_cannot_be_smuggled_in(device):
+    x = torch.ones(1, 1, 4, 4, device=device)
+    for auto_pad in ("VALID;ceil_mode=1", "VALID;", "=VALID", "NOTSET;strides=2,2"):
+        with pytest.raises(ValueError, match=f"AveragePool: auto_pad .* got auto_pad={auto_pad}"):
+            torch_onnxpool.average_pool(x, [3, 3], auto_pad=auto_pad)
+    with pytest.raises(ValueError, match="AveragePool: kernel_shape must have one entry"):
+        torch_onnxpool.average_pool(x, [1] * 5000)  # longer than a text may be
+
+
+class SeenByTorchFunction(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        self.seen = [*getattr(self, "seen", []), str(function)]
+        return function(*arguments, **(keywords or {}))
+
+
+class SeenByTorchDispatch(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.seen = [*getattr(self, "seen", []), str(function)]
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("mode", [SeenByTorchFunction, SeenByTorchDispatch])
+def test_modes_see_onnx_attributes(mode, requires_grad, device):
+    x = torch.randn(1, 2, 4, 4, device=device, requires_grad=requires_grad)
+    with mode() as watching:
+        y = torch_onnxpool.average_pool(x, 3, strides=[1, 1])
+    assert "torch_onnxpool.average_pool.default" in watching.seen
+    assert y.requires_grad == requires_grad
+    if requires_grad:
+        y.sum().backward()
+        assert x.grad is not None
+
+
+def test_tracers_see_onnx_attributes(device):
+    layer, x = torch_onnxpool.AveragePool(3, ceil_mode=1), torch.randn(1, 2, 4, 4, device=device)
+    traced = torch.jit.trace(layer, x)
+    node = traced.graph.findNode("torch_onnxpool::average_pool")
+    assert "ceil_mode" in node.schema()
+    x.requires_grad_()
+    traced(x).sum().backward()  # unlike the eager overload's, its gradient is known
+    assert x.grad is not None
+    graph = torch.fx.experimental.proxy_tensor.make_fx(layer)(x.detach()).graph
+    assert OPS.average_pool.default in [node.target for node in graph.nodes]
 
 
 # --- fake tensors ----------------------------------------------------------------------------------------------------

@@ -1,14 +1,19 @@
 """What the dispatcher needs beside the native kernels: fake kernels, gradients and batching rules.
 
 A gradient is stated once, by an ``Operator``, and serves three routes: the formula registered with the dispatcher (when
-compiling or tracing), ``PoolFunction`` in eager mode (less than half the price per call) and functorch's transforms.
+compiling or tracing), ``PlainPoolFunction`` in eager mode (a third of the price per call), and ``PoolFunction`` for who
+watches it: functorch's transforms, modes and subclasses.
 Autocast needs nothing: every type is computed in at least float32.
+
+Every native operator has two overloads. ``default`` takes ONNX's attributes as its arguments and is what compilers,
+exporters, tensor subclasses and modes see. ``eager`` takes them as one text, has no gradient of its own, and is what
+plain tensors are computed by: at half the price, since torch takes 1 us to hand over a list.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,23 +22,73 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torch_onnxpool import _C
+from torch_onnxpool._arguments import refuse_wrong_types, schema_arguments
 from torch_onnxpool._geometry import WINDOW_ATTRIBUTES, output_sizes, resolve_axes, unpooled_sizes
 
+# Under names of their own: each dot costs a call 0.02 us.
+attributes_text = _C.attributes_text
+are_functorch_transforms_active = torch._C._are_functorch_transforms_active
 below_autograd = torch._C._AutoDispatchBelowAutograd
+call_boxed = torch._C._dispatch_call_boxed  # what an overload comes down to, without the way there: 0.4 us
+count_dispatch_modes = torch._C._len_torch_dispatch_stack
+has_torch_function = torch.overrides.has_torch_function_unary
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+is_grad_enabled = torch.is_grad_enabled
+get_tracing_state = torch._C._get_tracing_state
 
 
 def _qualified(name: str) -> str:
     return f"torch_onnxpool::{name}"
 
 
-def _overload(name: str) -> torch._ops.OpOverload:
-    return getattr(torch.ops.torch_onnxpool, name).default
+# An operator and its attributes.
+Call = tuple["Operator", dict[str, Any]]
+
+# Tensors that no one but the kernels looks into.
+_PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
+
+
+def _is_plain(X: Tensor) -> bool:
+    """Whether nobody looks at what is done with a tensor: no subclass, mode or tracer."""
+    return type(X) in _PLAIN_TENSORS and not (
+        has_torch_function(X) or count_dispatch_modes() or get_tracing_state() is not None
+    )
+
+
+class NativeOperator:
+    """A native operator, by its name in ``torch.ops.torch_onnxpool``."""
+
+    def __init__(self, name: str) -> None:
+        overloads = getattr(torch.ops.torch_onnxpool, name)
+        self.name = name
+        self.op: torch._ops.OpOverload = overloads.default
+        self._eager = torch._C._dispatch_find_schema_or_throw(overloads.eager._schema.name, "eager")
+
+    def compute(self, tensors: Sequence[Tensor], attributes: dict[str, Any]) -> Any:
+        """The results, of which autograd knows nothing."""
+        if _is_plain(tensors[0]):
+            return self.compute_plain(tensors, attributes)
+        with below_autograd():
+            return self.op(*tensors, **schema_arguments(tensors, attributes))
+
+    def compute_plain(self, tensors: Sequence[Tensor], attributes: dict[str, Any]) -> Any:
+        """The same for plain tensors."""
+        text = attributes_text(attributes)
+        if text is None:  # an int in place of a list, or what no operator takes
+            attributes = schema_arguments(tensors, attributes)
+            text = attributes_text(attributes)
+        if text is not None:
+            try:
+                return call_boxed(self._eager, *tensors, text)
+            except NotImplementedError:  # no kernel for the device: the other overload has one for meta tensors
+                pass
+        with below_autograd():
+            return self.op(*tensors, **schema_arguments(tensors, attributes))
 
 
 @dataclass(eq=False)
 class Operator:
-    """A native operator, by its name in ``torch.ops.torch_onnxpool``."""
+    """An operator of the package and what its gradient is made of."""
 
     name: str
     onnx_name: str
@@ -44,20 +99,14 @@ class Operator:
     with_indices: Operator | None = None  # gives Indices, if this one does not
 
     gives_indices: bool = field(init=False)
-    op: torch._ops.OpOverload = field(init=False)
-    call: Callable = field(init=False)  # what op calls in turn: 0.3 us cheaper, but unknown to compilers
-    backward_op: torch._ops.OpOverload = field(init=False)
+    forward: NativeOperator = field(init=False)
+    backward: NativeOperator = field(init=False)
 
     def __post_init__(self) -> None:
         self.gives_indices = self.name.endswith("_with_indices")
-        self.op = _overload(self.name)
-        self.call = self.op._op
+        self.forward = NativeOperator(self.name)
         if self.differentiable:
-            self.backward_op = _overload(self.backward_name)
-
-    @property
-    def backward_name(self) -> str:
-        return f"{self.name.removesuffix('_with_indices')}_backward"
+            self.backward = NativeOperator(f"{self.name.removesuffix('_with_indices')}_backward")
 
     @property
     def backward_inputs(self) -> int:
@@ -75,13 +124,12 @@ class Operator:
             kept = (*kept, dispatch(self.with_indices, (kept[0].detach(),), attributes)[1])
         if torch.is_grad_enabled():  # the gradient will itself be differentiated
             return GradientFunction.apply(self, attributes, grad_Y, *kept)
-        with below_autograd():
-            return self.backward_op(grad_Y, *kept, **attributes)
+        return self.backward.compute((grad_Y, *kept), attributes)
 
     def second_gradient(
         self, grad_grad_X: Tensor, grad_Y: Tensor, X: Tensor, *kept: Tensor, **attributes: Any
     ) -> tuple[Tensor, ...]:
-        """The gradients of ``backward_op`` by its tensors; but for norms it depends on the first alone, linearly."""
+        """The gradients of ``backward`` by its tensors; but for norms it depends on the first alone, linearly."""
         if self.gradient_needs is None:
             return (dispatch(self, (grad_grad_X, *kept), attributes),)
         if self.gradient_needs == "Indices":
@@ -239,7 +287,7 @@ def _register_fake_quantized(operator: Operator) -> None:
 
 
 def _register_fake_backward(operator: Operator) -> None:
-    @torch.library.register_fake(_qualified(operator.backward_name))
+    @torch.library.register_fake(_qualified(operator.backward.name))
     def fake(grad_Y: Tensor, X: Tensor, *kept: Any, **attributes: Any) -> Tensor:
         return _empty_like_layout(X, X.shape, X.dtype)
 
@@ -247,16 +295,12 @@ def _register_fake_backward(operator: Operator) -> None:
 # ---- Gradients ----
 
 
-def _with_kernel_shape(attributes: dict[str, Any], kernel_shape: Sequence) -> dict[str, Any]:
-    """The attributes, and the one that goes by position if there is one."""
-    return {**attributes, "kernel_shape": kernel_shape[0]} if kernel_shape else attributes
-
-
 def _split(
     arguments: Sequence, tensor_count: int, keyword_only: dict[str, Any] | None
 ) -> tuple[Sequence, dict[str, Any]]:
-    """The tensors among an operator's arguments, and its attributes."""
-    return arguments[:tensor_count], _with_kernel_shape(keyword_only or {}, arguments[tensor_count:])
+    """The tensors among a schema's arguments, and the attributes: kernel_shape goes by position."""
+    attributes = dict(zip(("kernel_shape",), arguments[tensor_count:]))
+    return arguments[:tensor_count], {**attributes, **(keyword_only or {})}
 
 
 def _register_gradient(operator: Operator) -> None:
@@ -282,39 +326,56 @@ def _register_second_gradient(operator: Operator) -> None:
         gradients = operator.second_gradient(grad_grad_X, *ctx.saved_tensors, **ctx.attributes)
         return (*gradients, *[None] * (ctx.input_count - len(gradients)))
 
-    torch.library.register_autograd(_qualified(operator.backward_name), backward, setup_context=setup_context)
+    torch.library.register_autograd(_qualified(operator.backward.name), backward, setup_context=setup_context)
+
+
+def _remember(ctx, call: Call, tensors: Sequence[Tensor], result: Any) -> None:
+    operator, _ = ctx.call = call
+    ctx.save_for_backward(*operator.keep(tensors, result))
+    if operator.gives_indices:
+        ctx.mark_non_differentiable(result[1])
 
 
 class PoolFunction(torch.autograd.Function):
-    """An operator in eager mode and under functorch's transforms."""
+    """An operator and its gradient, under functorch's transforms, modes and for subclasses."""
 
     @staticmethod
-    def forward(operator: Operator, attributes: dict[str, Any], *arguments: Any):
-        _guard = below_autograd()  # while this frame lives
-        return operator.call(*arguments, **attributes)
+    def forward(call: Call, *tensors: Tensor):
+        operator, attributes = call
+        return operator.forward.compute(tensors, attributes)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        operator = inputs[0]
-        ctx.save_for_backward(*operator.keep(inputs[2 : 2 + operator.inputs], output))
-        ctx.call = inputs[:2], inputs[2 + operator.inputs :]  # split in backward, which not every call has
-        if operator.gives_indices:
-            ctx.mark_non_differentiable(output[1])
+        call, *tensors = inputs
+        _remember(ctx, call, tensors, output)
 
     @staticmethod
     def backward(ctx, grad_Y, *_):
-        (operator, attributes), kernel_shape = ctx.call
-        attributes = _with_kernel_shape(attributes, kernel_shape)
+        operator, attributes = ctx.call
         grad_X = operator.gradient(grad_Y, *ctx.saved_tensors, **attributes)
-        return (None, None, grad_X, *[None] * (operator.inputs - 1 + len(kernel_shape)))
+        return (None, grad_X, *[None] * (operator.inputs - 1))
 
     @staticmethod
-    def vmap(info, in_dims, operator, attributes, *arguments):
-        def call(folded, attributes):
-            return PoolFunction.apply(operator, attributes, *folded)
+    def vmap(info, in_dims, call, *tensors):
+        operator, attributes = call
 
-        tensors, attributes = _split(arguments, operator.inputs, attributes)
-        return _batched(operator, call, tensors, in_dims[2:], info.batch_size, attributes)
+        def call_folded(folded, attributes):
+            return PoolFunction.apply((operator, attributes), *folded)
+
+        return _batched(operator, call_folded, tensors, in_dims[1:], info.batch_size, attributes)
+
+
+class PlainPoolFunction(torch.autograd.Function):
+    """The same for plain tensors, cheaper by 1 us: torch does not call ``setup_context``."""
+
+    @staticmethod
+    def forward(ctx, call: Call, *tensors: Tensor):
+        operator, attributes = call
+        result = operator.forward.compute_plain(tensors, attributes)
+        _remember(ctx, call, tensors, result)
+        return result
+
+    backward = PoolFunction.backward
 
 
 class GradientFunction(torch.autograd.Function):
@@ -322,8 +383,7 @@ class GradientFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(operator: Operator, attributes: dict[str, Any], *tensors: Tensor) -> Tensor:
-        with below_autograd():
-            return operator.backward_op(*tensors, **attributes)
+        return operator.backward.compute(tensors, attributes)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -345,43 +405,52 @@ class GradientFunction(torch.autograd.Function):
 
 # torch.autograd.Function.apply binds its arguments through inspect.signature on every call; this is what it calls next.
 _apply_pool_function = super(torch.autograd.Function, PoolFunction).apply
+_apply_plain_pool_function = super(torch.autograd.Function, PlainPoolFunction).apply
 
 
-def dispatch(operator: Operator, arguments: tuple, attributes: dict[str, Any]):
-    """Calls an operator by the cheapest route that serves whoever is watching.
+# What a call raises for an argument of a wrong type; ValueError, since torch makes None in a tensor's place an empty
+# tensor. Types are looked at only then, so that good calls stay fast.
+_WRONG_TYPE = (AttributeError, RuntimeError, TypeError, ValueError)
 
-    ``arguments`` are those that its schema takes by position: tensors and, if it is windowed, kernel_shape.
-    """
-    if (
-        is_dynamo_compiling()
-        or (arguments[0].requires_grad and torch.is_grad_enabled())
-        or forward_ad._current_level >= 0
-        or torch._C._are_functorch_transforms_active()
-    ):
-        return _dispatch_watched(operator, arguments, attributes)
-    guard = below_autograd()  # holds until it is deleted: 0.2 us cheaper than a with statement
+
+def dispatch(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str, Any]):
+    """Calls an operator by the cheapest route that serves whoever is watching."""
     try:
-        return operator.call(*arguments, **attributes)
-    finally:
-        del guard
+        X = tensors[0]
+        if (
+            is_dynamo_compiling()
+            or not _is_plain(X)
+            or forward_ad._current_level >= 0
+            or are_functorch_transforms_active()
+        ):
+            return _dispatch_watched(operator, tensors, schema_arguments(tensors, attributes))
+        if X.requires_grad and is_grad_enabled() and operator.differentiable:
+            if operator.with_indices:
+                return _apply_plain_pool_function((operator.with_indices, attributes), *tensors)[0]
+            return _apply_plain_pool_function((operator, attributes), *tensors)
+        return operator.forward.compute_plain(tensors, attributes)
+    except _WRONG_TYPE:
+        names = (argument.name for argument in operator.forward.op._schema.arguments)
+        refuse_wrong_types(operator.onnx_name, **dict(zip(names, tensors)), **schema_arguments(tensors, attributes))
+        raise
 
 
-def _dispatch_watched(operator: Operator, arguments: tuple, attributes: dict[str, Any]):
+def _dispatch_watched(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str, Any]):
     """The same for exporters, compilers, gradients and transforms."""
-    if torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None:
-        return operator.op(*arguments, **attributes)  # what was called, not what its gradient would need
-    if operator.with_indices and arguments[0].requires_grad and torch.is_grad_enabled():
-        return _dispatch_differentiable(operator.with_indices, arguments, attributes)[0]
-    return _dispatch_differentiable(operator, arguments, attributes)
+    if torch.compiler.is_exporting() or get_tracing_state() is not None:
+        return operator.forward.op(*tensors, **attributes)  # what was called, not what its gradient would need
+    if operator.with_indices and tensors[0].requires_grad and torch.is_grad_enabled():
+        return _dispatch_differentiable(operator.with_indices, tensors, attributes)[0]
+    return _dispatch_differentiable(operator, tensors, attributes)
 
 
-def _dispatch_differentiable(operator: Operator, arguments: tuple, attributes: dict[str, Any]):
+def _dispatch_differentiable(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str, Any]):
     """The same for an operator that gives what its gradient needs."""
     if torch.compiler.is_compiling() or not operator.differentiable:
-        return operator.op(*arguments, **attributes)
-    if torch._C._are_functorch_transforms_active():
-        return PoolFunction.apply(operator, attributes, *arguments)
-    return _apply_pool_function(operator, attributes, *arguments)
+        return operator.forward.op(*tensors, **attributes)
+    if are_functorch_transforms_active():
+        return PoolFunction.apply((operator, attributes), *tensors)
+    return _apply_pool_function((operator, attributes), *tensors)
 
 
 # ---- Batching rules: the new dimension becomes a part of N ----
@@ -444,13 +513,13 @@ def _register_quantized_batching(operator: Operator, op: torch._ops.OpOverload) 
 for _operator in OPERATORS.values():
     if not _operator.differentiable:
         _register_fake_quantized(_operator)
-        _register_quantized_batching(_operator, _operator.op)
+        _register_quantized_batching(_operator, _operator.forward.op)
         continue
     if _operator.inputs == 1:
         _register_fake_forward(_operator)
     _register_gradient(_operator)
-    _register_batching(_operator, _operator.op, _operator.inputs)
+    _register_batching(_operator, _operator.forward.op, _operator.inputs)
     if not _operator.gives_indices:  # its backward operator is the one of the operator without indices
         _register_fake_backward(_operator)
         _register_second_gradient(_operator)
-        _register_batching(_operator, _operator.backward_op, _operator.backward_inputs)
+        _register_batching(_operator, _operator.backward.op, _operator.backward_inputs)

@@ -21,13 +21,11 @@ Source: the ONNX operator documentation, https://onnx.ai/onnx/operators/; where 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Real
-from operator import index
-from typing import Any
 
 from torch import Tensor
 
-from torch_onnxpool._registrations import OPERATORS, Operator, dispatch
+from torch_onnxpool._arguments import check_return_indices
+from torch_onnxpool._registrations import OPERATORS, dispatch
 
 __all__ = [
     "average_pool",
@@ -86,10 +84,19 @@ def average_pool(
 
     Opsets: 1, 7 (count_include_pad), 10 (ceil_mode), 11, 19 (dilations), 22 (bfloat16).
     """
-    attributes = _window(X, auto_pad, ceil_mode, dilations, pads, strides)
-    if count_include_pad != 0:
-        attributes["count_include_pad"] = count_include_pad
-    return _call(_AVERAGE_POOL, (X, _repeated(kernel_shape, X, 1)), attributes)
+    return dispatch(
+        _AVERAGE_POOL,
+        (X,),
+        {
+            "kernel_shape": kernel_shape,
+            "auto_pad": auto_pad,
+            "ceil_mode": ceil_mode,
+            "count_include_pad": count_include_pad,
+            "dilations": dilations,
+            "pads": pads,
+            "strides": strides,
+        },
+    )
 
 
 def lp_pool(
@@ -115,10 +122,19 @@ def lp_pool(
 
     Opsets: 1 (p is a float), 2, 11, 18 (ceil_mode, dilations), 22 (bfloat16).
     """
-    attributes = _window(X, auto_pad, ceil_mode, dilations, pads, strides)
-    if p != 2:
-        attributes["p"] = p
-    return _call(_LP_POOL, (X, _repeated(kernel_shape, X, 1)), attributes)
+    return dispatch(
+        _LP_POOL,
+        (X,),
+        {
+            "kernel_shape": kernel_shape,
+            "auto_pad": auto_pad,
+            "ceil_mode": ceil_mode,
+            "dilations": dilations,
+            "p": p,
+            "pads": pads,
+            "strides": strides,
+        },
+    )
 
 
 def max_pool(
@@ -148,12 +164,20 @@ def max_pool(
 
     Opsets: 1, 8 (Indices, storage_order), 10 (ceil_mode, dilations), 11, 12 (int8, uint8), 22 (bfloat16).
     """
-    attributes = _window(X, auto_pad, ceil_mode, dilations, pads, strides)
-    if storage_order != 0:
-        attributes["storage_order"] = storage_order
     check_return_indices(return_indices)
-    operator = _MAX_POOL_WITH_INDICES if return_indices else _MAX_POOL
-    return _call(operator, (X, _repeated(kernel_shape, X, 1)), attributes)
+    return dispatch(
+        _MAX_POOL_WITH_INDICES if return_indices else _MAX_POOL,
+        (X,),
+        {
+            "kernel_shape": kernel_shape,
+            "auto_pad": auto_pad,
+            "ceil_mode": ceil_mode,
+            "dilations": dilations,
+            "pads": pads,
+            "storage_order": storage_order,
+            "strides": strides,
+        },
+    )
 
 
 def max_unpool(
@@ -179,10 +203,18 @@ def max_unpool(
 
     Opsets: 9, 11, 22 (bfloat16).
     """
-    attributes = _window(X, "NOTSET", 0, None, pads, strides)
-    if output_shape is not None:
-        attributes["output_shape"] = output_shape.tolist() if isinstance(output_shape, Tensor) else output_shape
-    return _call(_MAX_UNPOOL, (X, I, _repeated(kernel_shape, X, 1)), attributes)
+    if isinstance(output_shape, Tensor):
+        output_shape = output_shape.tolist()
+    return dispatch(
+        _MAX_UNPOOL,
+        (X, I),
+        {
+            "kernel_shape": kernel_shape,
+            "output_shape": output_shape,
+            "pads": pads,
+            "strides": strides,
+        },
+    )
 
 
 def global_average_pool(X: Tensor) -> Tensor:
@@ -193,7 +225,7 @@ def global_average_pool(X: Tensor) -> Tensor:
 
     Opsets: 1, 22 (bfloat16).
     """
-    return _call(_GLOBAL_AVERAGE_POOL, (X,), {})
+    return dispatch(_GLOBAL_AVERAGE_POOL, (X,), {})
 
 
 def global_lp_pool(X: Tensor, *, p: float = 2) -> Tensor:
@@ -207,7 +239,7 @@ def global_lp_pool(X: Tensor, *, p: float = 2) -> Tensor:
 
     Opsets: 1 (p is a float), 2, 22 (bfloat16).
     """
-    return _call(_GLOBAL_LP_POOL, (X,), {"p": p} if p != 2 else {})
+    return dispatch(_GLOBAL_LP_POOL, (X,), {"p": p})
 
 
 def global_max_pool(X: Tensor) -> Tensor:
@@ -220,7 +252,7 @@ def global_max_pool(X: Tensor) -> Tensor:
 
     Opsets: 1, 22 (bfloat16).
     """
-    return _call(_GLOBAL_MAX_POOL, (X,), {})
+    return dispatch(_GLOBAL_MAX_POOL, (X,), {})
 
 
 def qlinear_average_pool(
@@ -259,13 +291,19 @@ def qlinear_average_pool(
 
     Opset: com.microsoft 1.
     """
-    attributes = _window(X, auto_pad, ceil_mode, None, pads, strides)
-    if channels_last != 0:
-        attributes["channels_last"] = channels_last
-    if count_include_pad != 0:
-        attributes["count_include_pad"] = count_include_pad
-    arguments = (X, x_scale, x_zero_point, y_scale, y_zero_point, _repeated(kernel_shape, X, 1))
-    return _call(_QLINEAR_AVERAGE_POOL, arguments, attributes)
+    return dispatch(
+        _QLINEAR_AVERAGE_POOL,
+        (X, x_scale, x_zero_point, y_scale, y_zero_point),
+        {
+            "kernel_shape": kernel_shape,
+            "auto_pad": auto_pad,
+            "ceil_mode": ceil_mode,
+            "channels_last": channels_last,
+            "count_include_pad": count_include_pad,
+            "pads": pads,
+            "strides": strides,
+        },
+    )
 
 
 def qlinear_global_average_pool(
@@ -294,84 +332,8 @@ def qlinear_global_average_pool(
 
     Opset: com.microsoft 1.
     """
-    attributes = {"channels_last": channels_last} if channels_last != 0 else {}
-    return _call(_QLINEAR_GLOBAL_AVERAGE_POOL, (X, x_scale, x_zero_point, y_scale, y_zero_point), attributes)
-
-
-def _window(
-    X: Tensor,
-    auto_pad: str,
-    ceil_mode: int,
-    dilations: Ints | None,
-    pads: Ints | None,
-    strides: Ints | None,
-) -> dict[str, Any]:
-    """The attributes that differ from their defaults: every one that is passed costs 0.4 us."""
-    attributes: dict[str, Any] = {}
-    if auto_pad != "NOTSET":
-        attributes["auto_pad"] = auto_pad
-    if ceil_mode != 0:
-        attributes["ceil_mode"] = ceil_mode
-    if dilations is not None:
-        attributes["dilations"] = _repeated(dilations, X, 1)
-    if pads is not None:
-        attributes["pads"] = _repeated(pads, X, 2)
-    if strides is not None:
-        attributes["strides"] = _repeated(strides, X, 1)
-    return attributes
-
-
-def _repeated(value: Ints, X: Tensor, entries_per_axis: int) -> Sequence[int]:
-    if isinstance(value, int) and isinstance(X, Tensor):
-        return [value] * (entries_per_axis * (X.dim() - 2))
-    return value
-
-
-# What a call raises for an argument of a wrong type; ValueError, since torch makes None in a tensor's place an empty
-# tensor. Types are looked at only then, so that good calls stay fast.
-_WRONG_TYPE = (AttributeError, RuntimeError, TypeError, ValueError)
-
-
-def _call(operator: Operator, arguments: tuple, attributes: dict[str, Any]):
-    try:
-        return dispatch(operator, arguments, attributes)
-    except _WRONG_TYPE:
-        names = (argument.name for argument in operator.op._schema.arguments)
-        refuse_wrong_types(operator.onnx_name, **dict(zip(names, arguments)), **attributes)
-        raise
-
-
-_LISTS = ("dilations", "kernel_shape", "output_shape", "pads", "strides")
-_INTEGERS = ("ceil_mode", "channels_last", "count_include_pad", "storage_order")
-_INT64 = range(-(2**63), 2**63)
-
-
-def check_return_indices(value: Any) -> None:
-    """ValueError for anything but a bool: it would be accepted and mean nothing."""
-    if value not in (False, True):
-        raise ValueError(f"MaxPool: return_indices must be a bool, got return_indices={value!r}")
-
-
-def refuse_wrong_types(onnx_name: str, **arguments: Any) -> None:
-    """ValueError naming the first argument that is not of its type; nothing if all are."""
-
-    def is_integer(value: Any) -> bool:
-        try:
-            return index(value) in _INT64
-        except TypeError:
-            return False
-
-    for name, value in arguments.items():
-        if name in _LISTS:
-            wanted = "a list of integers"
-            right = isinstance(value, Sequence) and not isinstance(value, str) and all(map(is_integer, value))
-        elif name in _INTEGERS:
-            wanted, right = "an integer", is_integer(value)
-        elif name == "p":
-            wanted, right = "a number", isinstance(value, Real)
-        elif name == "auto_pad":
-            wanted, right = "a string", isinstance(value, str)
-        else:
-            wanted, right = "a tensor", isinstance(value, Tensor)
-        if not right:
-            raise ValueError(f"{onnx_name}: {name} must be {wanted}, got {name}={value!r}")
+    return dispatch(
+        _QLINEAR_GLOBAL_AVERAGE_POOL,
+        (X, x_scale, x_zero_point, y_scale, y_zero_point),
+        {"channels_last": channels_last},
+    )

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from torch_onnxpool import _C, functional
-from torch_onnxpool.functional import Ints, check_return_indices, refuse_wrong_types
+from torch_onnxpool._arguments import DEFAULTS, LISTS, check_return_indices, refuse_wrong_types
+from torch_onnxpool.functional import Ints
 
 __all__ = [
     "AveragePool",
@@ -27,17 +28,6 @@ __all__ = [
     "QLinearAveragePool",
     "QLinearGlobalAveragePool",
 ]
-
-# What ONNX means by an attribute that is not given; lists that are not given depend on the rank.
-_DEFAULTS = {
-    "auto_pad": "NOTSET",
-    "ceil_mode": 0,
-    "channels_last": 0,
-    "count_include_pad": 0,
-    "p": 2,
-    "storage_order": 0,
-}
-_LISTS = ("dilations", "kernel_shape", "pads", "strides")
 
 
 class _Pool(nn.Module):
@@ -55,7 +45,7 @@ class _Pool(nn.Module):
     def onnx_attributes(self) -> dict[str, Any]:
         """The attributes that say something: those that differ from ONNX's defaults."""
         values = {name: getattr(self, name) for name in self._attribute_names}
-        return {name: value for name, value in values.items() if value != _DEFAULTS.get(name)}
+        return {name: value for name, value in values.items() if value != DEFAULTS.get(name)}
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.onnx_attributes().items())
@@ -71,11 +61,11 @@ def _as_onnx(value: Any) -> Any:
 def _check(onnx_name: str, attributes: dict[str, Any]) -> None:
     optional_lists = ("dilations", "pads", "strides")
     given = {name: value for name, value in attributes.items() if not (value is None and name in optional_lists)}
-    lists = {name: value for name, value in given.items() if name in _LISTS and not isinstance(value, int)}
-    refuse_wrong_types(onnx_name, **{name: value for name, value in given.items() if name not in _LISTS}, **lists)
+    lists = {name: value for name, value in given.items() if name in LISTS and not isinstance(value, int)}
+    refuse_wrong_types(onnx_name, **{name: value for name, value in given.items() if name not in LISTS}, **lists)
     lengths = [len(value) // 2 if name == "pads" else len(value) for name, value in lists.items()]
     rank = lengths[0] if lengths else 1  # an int fits every rank
-    for name in _LISTS:
+    for name in LISTS:
         if name in given and name not in lists:
             given[name] = [given[name]] * (2 * rank if name == "pads" else rank)
     _C.check_attributes(onnx_name, rank, given.pop("kernel_shape", [1] * rank), **given)

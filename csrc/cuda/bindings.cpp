@@ -47,10 +47,12 @@ cudaStream_t current_stream(int index) {
 class OnGpu {
 public:
     explicit OnGpu(const Tensor& on)
-        : guard_(guarded(on)), context_{current_stream(on.device().index()), [this, &on](int64_t bytes) {
-                                            scratch_.push_back(empty_strided({&bytes, 1}, {1}, ScalarType::Byte, on));
-                                            return scratch_.back().mutable_data_ptr();
-                                        }} {}
+        : guard_(guarded(on)),
+          context_{current_stream(on.device().index()), [this, &on](int64_t bytes) {
+                       scratch_.push_back(
+                           empty_strided(span_of(Dimensions{bytes}), span_of(Dimensions{1}), ScalarType::Byte, on));
+                       return scratch_.back().mutable_data_ptr();
+                   }} {}
     OnGpu(const OnGpu&) = delete;
 
     const cuda::Context& context() const { return context_; }
