@@ -73,20 +73,15 @@ def main() -> None:
     repeats, calls = (5, 50) if options.quick else (100, 500 if on_gpu else 1000)
     machine = harness.describe_machine(1, options.device)
 
-    microseconds: dict[str, dict[str, float]] = {}
+    timers = {operator: timers_of(*ways, options.device) for operator, ways in CALLS.items()}
+    microseconds = {operator: dict.fromkeys(timers[operator], math.inf) for operator in CALLS}
     with harness.progress_bar() as progress:
-        task = progress.add_task("", total=len(CALLS))
-        for operator, ways in CALLS.items():
-            progress.update(task, description=operator)
-            timers = timers_of(*ways, options.device)
-            fastest = dict.fromkeys(timers, math.inf)
-            for _ in range(repeats):  # in turns, so that all see the same weather
-                for way, timer in timers.items():
+        for _ in progress.track(range(repeats)):  # all in turns, so that they see the same weather
+            for operator, fastest in microseconds.items():
+                for way, timer in timers[operator].items():
                     fastest[way] = min(fastest[way], timer.timeit(calls) / calls * 1e6)
                     if on_gpu:
                         torch.cuda.synchronize()
-            microseconds[operator] = fastest
-            progress.advance(task)
 
     headings = ["us per call", *next(iter(microseconds.values()))]
     rows = [[operator, *(f"{value:.2f}" for value in row.values())] for operator, row in microseconds.items()]

@@ -218,6 +218,11 @@ def test_fake_indices_are_refused_like_real_ones(shape, device):
     assert_refused_alike(lambda x: max_unpool(x, x.new_zeros(shape, dtype=torch.int64), 2), device)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.float32, torch.bool])
+def test_fake_indices_of_another_type_are_refused_like_real_ones(dtype, device):
+    assert_refused_alike(lambda x: max_unpool(x, torch.zeros_like(x, dtype=dtype), 2), device)
+
+
 def assert_refused_alike(unpool: Callable, device: str) -> None:
     with pytest.raises(ValueError, match=r"^MaxUnpool: ") as real:
         unpool(torch.ones(1, 1, 4, 4, device=device))

@@ -12,6 +12,7 @@ plain tensors are computed by: at half the price, since torch takes 1 us to hand
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -55,11 +56,16 @@ def _is_plain(X: Tensor) -> bool:
     )
 
 
+# Registrations that hold as long as this does.
+_LIBRARY = torch.library.Library("torch_onnxpool", "IMPL")
+
+
 class NativeOperator:
     """A native operator, by its name in ``torch.ops.torch_onnxpool``."""
 
     def __init__(self, name: str) -> None:
         overloads = getattr(torch.ops.torch_onnxpool, name)
+        _LIBRARY.impl(f"{name}.eager", torch.library.fallthrough_kernel, "Autograd")
         self.name = name
         self.op: torch._ops.OpOverload = overloads.default
         self._eager = torch._C._dispatch_find_schema_or_throw(overloads.eager._schema.name, "eager")
@@ -86,6 +92,11 @@ class NativeOperator:
             return self.op(*tensors, **schema_arguments(tensors, attributes))
 
 
+@functools.cache  # with and without indices, operators have the same one
+def _backward_of(name: str) -> NativeOperator:
+    return NativeOperator(f"{name}_backward")
+
+
 @dataclass(eq=False)
 class Operator:
     """An operator of the package and what its gradient is made of."""
@@ -106,17 +117,21 @@ class Operator:
         self.gives_indices = self.name.endswith("_with_indices")
         self.forward = NativeOperator(self.name)
         if self.differentiable:
-            self.backward = NativeOperator(f"{self.name.removesuffix('_with_indices')}_backward")
+            self.backward = _backward_of(self.name.removesuffix("_with_indices"))
 
     @property
     def backward_inputs(self) -> int:
         return 1 + self.inputs + (self.gradient_needs is not None)
 
-    def keep(self, tensors: Sequence[Tensor], result: Any) -> Sequence[Tensor]:
-        """What the gradient wants of the forward pass."""
+    def remember(self, ctx: Any, tensors: Sequence[Tensor], result: Any) -> None:
+        """Saves what the gradient wants of the forward pass."""
         if self.gives_indices:
-            return (*tensors, result[1])
-        return (*tensors, result) if self.gradient_needs == "Y" else tensors
+            ctx.save_for_backward(*tensors, result[1])
+            ctx.mark_non_differentiable(result[1])
+        elif self.gradient_needs == "Y":
+            ctx.save_for_backward(*tensors, result)
+        else:
+            ctx.save_for_backward(*tensors)
 
     def gradient(self, grad_Y: Tensor, *kept: Tensor, **attributes: Any) -> Tensor:
         """grad_X, by the operator of its own that computes it."""
@@ -275,6 +290,9 @@ def _fake_unpool(X: Tensor, I: Tensor, kernel_shape: Sequence[int], **attributes
     shape = _unpooled_shape(X.shape, kernel_shape, **attributes)
     if I.dim() != X.dim() or any(_certain(a != b) for a, b in zip(I.shape, X.shape)):
         raise ValueError(f"MaxUnpool: I must have the shape {list(X.shape)}, got I of shape {list(I.shape)}")
+    if I.dtype != torch.int64:
+        type_name = I.type().rpartition(".")[2].removesuffix("Tensor")  # as C++ says it
+        raise ValueError(f"MaxUnpool: I must be of type Long, got I of type {type_name}")
     return _empty_like_layout(X, shape, X.dtype)
 
 
@@ -306,7 +324,7 @@ def _split(
 def _register_gradient(operator: Operator) -> None:
     def setup_context(ctx, inputs, output, keyword_only_inputs=None):
         tensors, ctx.attributes = _split(inputs, operator.inputs, keyword_only_inputs)
-        ctx.save_for_backward(*operator.keep(tensors, output))
+        operator.remember(ctx, tensors, output)
         ctx.input_count = len(inputs)
 
     def backward(ctx, grad_Y, *_):
@@ -329,13 +347,6 @@ def _register_second_gradient(operator: Operator) -> None:
     torch.library.register_autograd(_qualified(operator.backward.name), backward, setup_context=setup_context)
 
 
-def _remember(ctx, call: Call, tensors: Sequence[Tensor], result: Any) -> None:
-    operator, _ = ctx.call = call
-    ctx.save_for_backward(*operator.keep(tensors, result))
-    if operator.gives_indices:
-        ctx.mark_non_differentiable(result[1])
-
-
 class PoolFunction(torch.autograd.Function):
     """An operator and its gradient, under functorch's transforms, modes and for subclasses."""
 
@@ -346,8 +357,8 @@ class PoolFunction(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        call, *tensors = inputs
-        _remember(ctx, call, tensors, output)
+        ctx.call, *tensors = inputs
+        ctx.call[0].remember(ctx, tensors, output)
 
     @staticmethod
     def backward(ctx, grad_Y, *_):
@@ -370,9 +381,9 @@ class PlainPoolFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call: Call, *tensors: Tensor):
-        operator, attributes = call
+        operator, attributes = ctx.call = call
         result = operator.forward.compute_plain(tensors, attributes)
-        _remember(ctx, call, tensors, result)
+        operator.remember(ctx, tensors, result)
         return result
 
     backward = PoolFunction.backward

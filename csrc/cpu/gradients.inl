@@ -125,7 +125,7 @@ struct GradientResults {
 
 // `size` elements that lie `step` apart, brought together in `buffer` where they are not.
 template <class T>
-inline const T* together(const T* source, int64_t step, int64_t size, std::vector<T>& buffer) {
+inline const T* together(const T* source, int64_t step, int64_t size, Buffer<T>& buffer) {
     if (step == 1) return source;
     buffer.resize(std::max<size_t>(buffer.size(), size));
     for (int64_t i = 0; i < size; ++i) buffer[i] = source[i * step];
@@ -193,8 +193,8 @@ private:
     const std::vector<AxisTable> windows_;
     LaneRows<GradientSum<Accumulator>> rows_;
     int64_t prepared_strides_[kMaxSpatialRank];
-    std::vector<Accumulator> prepared_;
-    std::vector<T> grad_y_lanes_, y_lanes_;
+    Buffer<Accumulator> prepared_;
+    Buffer<T> grad_y_lanes_, y_lanes_;
 };
 
 // Channels at a time: whole planes of them only have to stay in the caches where axes are added up one by one.
@@ -236,14 +236,14 @@ void backward_packed(const Call& call, int64_t begin, int64_t end) {
     int64_t y_strides[kMaxSpatialRank];
     const int64_t y_size = packed_strides(geometry, lanes, output_size, y_strides);
     const int64_t columns = geometry.axes[geometry.rank - 1].input;
-    std::vector<T> grad_y(y_size * lanes), y(G::kNeedsData ? y_size * lanes : 0);
-    std::vector<T> x(G::kNeedsData ? columns * lanes : 0), grad_x(columns * lanes);
+    Buffer<T> grad_y(y_size * lanes), y(G::kNeedsData ? y_size * lanes : 0);
+    Buffer<T> x(G::kNeedsData ? columns * lanes : 0), grad_x(columns * lanes);
     const int64_t* x_strides = data_of<G>(call).strides;
     const int64_t step = call.grad_x.strides[1];
     for (int64_t group = begin; group < end; ++group) {
         const int64_t first = group * lanes;
         const int64_t planes = std::min(lanes, geometry.batch * geometry.channels - first);
-        const auto pack = [&](const Operand& operand, int64_t offset, std::vector<T>& target, int64_t size) {
+        const auto pack = [&](const Operand& operand, int64_t offset, Buffer<T>& target, int64_t size) {
             const int64_t plane_step = operand.strides[1];
             transpose(static_cast<const T*>(operand.data) + first * plane_step + offset, plane_step, target.data(),
                       lanes, planes, size);
@@ -296,8 +296,8 @@ void backward_rows(const Call& call, int64_t begin, int64_t end) {
         sent_strides[a] = size;
         size *= a == last ? spread.input : geometry.axes[a].output;
     }
-    std::vector<Accumulator> sent(size), sent_row(axis.output);
-    std::vector<T> grad_y_row, y_row;
+    Buffer<Accumulator> sent(size), sent_row(axis.output);
+    Buffer<T> grad_y_row, y_row;
     const Operand &x = data_of<G>(call), &y = result_of<G>(call);
 
     for (int64_t unit = begin; unit < end; ++unit) {
@@ -420,7 +420,7 @@ void backward_by_index(const Call& call, int64_t begin, int64_t end) {
     const int64_t grad_step = call.grad_y.strides[2 + last], grad_lane_step = call.grad_y.strides[1];
     const int64_t index_step = call.indices.strides[2 + last], index_lane_step = call.indices.strides[1];
 
-    std::vector<Accumulator> buffer(in_place ? 0 : size * block);
+    Buffer<Accumulator> buffer(in_place ? 0 : size * block);
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = unit / blocks, channel = unit % blocks * block;
         const int64_t lanes = std::min(block, geometry.channels - channel);

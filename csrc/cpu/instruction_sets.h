@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <new>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -19,6 +20,26 @@
 #endif
 
 namespace onnxpool::cpu {
+
+// Begins where a cache line does: vectors that reach into two of them cost twice as much.
+template <class T>
+struct CacheLineAllocator {
+    using value_type = T;
+    static constexpr std::align_val_t kAlignment{64};
+
+    CacheLineAllocator() = default;
+    template <class U>
+    CacheLineAllocator(const CacheLineAllocator<U>&) {}
+
+    T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kAlignment)); }
+    void deallocate(T* pointer, size_t) { ::operator delete(pointer, kAlignment); }
+    bool operator==(const CacheLineAllocator&) const { return true; }
+    bool operator!=(const CacheLineAllocator&) const { return false; }
+};
+
+// Elements or accumulators that vectors are read from.
+template <class T>
+using Buffer = std::vector<T, CacheLineAllocator<T>>;
 
 // What a set of kernels makes of a call; null where it cannot be done.
 using Plan = Task (*)(const Call& call);

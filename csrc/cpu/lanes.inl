@@ -253,7 +253,7 @@ private:
     std::vector<const T*> elements_, shifted_elements_;
     std::vector<const Accumulator*> pieces_;
     std::vector<int64_t> positions_;
-    std::vector<Accumulator> buffer_, sums_;
+    Buffer<Accumulator> buffer_, sums_;
     std::vector<std::pair<int64_t, int64_t>> out_of_range_;  // outputs and lanes
 };
 

@@ -85,7 +85,7 @@ void forward_packed(const Call& call, int64_t begin, int64_t end) {
     int64_t x_strides[kMaxSpatialRank], y_strides[kMaxSpatialRank];
     const int64_t x_size = packed_strides(geometry, lanes, input_size, x_strides);
     const int64_t y_size = packed_strides(geometry, lanes, output_size, y_strides);
-    std::vector<T> x(x_size * lanes), y(y_size * lanes);
+    Buffer<T> x(x_size * lanes), y(y_size * lanes);
     std::vector<int64_t> indices(is_keyed<R> ? y.size() : 0);
 
     for (int64_t group = begin; group < end; ++group) {

@@ -117,7 +117,7 @@ void forward_plane_lanes(const Call& call, int64_t begin, int64_t end) {
     const int64_t block = lanes_per_row(call), blocks = ceil_div(geometry.channels, block);
     std::vector<const T*> row(columns);
     std::vector<int64_t> positions(columns);
-    std::vector<Accumulator> row_sums(block), sums(block), next_sums(block);
+    Buffer<Accumulator> row_sums(block), sums(block), next_sums(block);
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = unit / blocks, channel = unit % blocks * block;
         const int64_t lanes = std::min(block, geometry.channels - channel);

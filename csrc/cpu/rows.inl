@@ -74,7 +74,7 @@ private:
     const int64_t phase_size_;
     const int64_t size_;
     const int64_t level_count_;
-    std::vector<Accumulator> padded_, phases_;
+    Buffer<Accumulator> padded_, phases_;
     std::vector<int64_t> sources_;                     // where phases begin in padded_
     std::vector<std::pair<int64_t, int64_t>> places_;  // of pieces: number of the phase, position in it
     std::vector<const Accumulator*> taps_;
@@ -164,7 +164,7 @@ private:
     const bool is_separable_;
     AxisByAxis<R> outer_reduction_;
     PaddedRow<R> padded_;
-    std::vector<Accumulator> sums_;
+    Buffer<Accumulator> sums_;
     const int64_t* const position_strides_;
 
     const T* x_ = nullptr;
@@ -195,7 +195,7 @@ public:
 private:
     const AxisTable& table_;
     double factor_ = -1;
-    std::vector<A> divisors_;
+    Buffer<A> divisors_;
 };
 
 // Units are rows.

@@ -214,7 +214,7 @@ private:
     std::vector<int64_t> taps_;  // offsets of the rows that are combined, one row of windows after the other
     std::vector<Taps> plane_;    // which of them belong to each row of windows
     Permutations permutations_;
-    std::vector<Accumulator> buffer_, sums_;
+    Buffer<Accumulator> buffer_, sums_;
 };
 
 // Maxima of bytes in 16 bits: bytes cannot be permuted across registers.
@@ -270,7 +270,7 @@ void forward_short_rows(const Call& call, int64_t begin, int64_t end) {
     // Those of a plane, and again until rows that are done together find theirs in one run.
     const bool any_divisors = R::kDivides || has_empty;
     const int64_t size = any_divisors ? std::min(plane_rows + together, all_rows) * outputs : 0;
-    std::vector<Accumulator> divisors(size + kLanes<Accumulator>);
+    Buffer<Accumulator> divisors(size + kLanes<Accumulator>);
     const int64_t nothing[kMaxSpatialRank] = {};
     const auto fill_row = [&](const int64_t* outer, int64_t row, const int64_t (&)[1]) {
         const double factor = outer_factor(tables, outer);

@@ -144,6 +144,6 @@ private:
     const R& reduction_;
     const std::vector<AxisTable>& tables_;
     const int reduced_axes_;
-    std::vector<Accumulator> source_, target_, levels_;
+    Buffer<Accumulator> source_, target_, levels_;
     std::vector<const Accumulator*> pieces_;
 };
