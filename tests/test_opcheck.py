@@ -27,10 +27,6 @@ def checks_of(case: Case) -> tuple[str, ...]:
     return ALL_TESTS if case.note in COMPILED else QUICK_TESTS
 
 
-def attributes_of(operator: torch._ops.OpOverload) -> list[torch.Argument]:
-    return [argument for argument in operator._schema.arguments if not isinstance(argument.type, torch.TensorType)]
-
-
 def forward_operators(case: Case) -> list[torch._ops.OpOverload]:
     names = [case.function, f"{case.function}_with_indices"] if "MaxPool" in case.operator else [case.function]
     return [getattr(OPS, name).default for name in names]
@@ -46,16 +42,19 @@ def test_opcheck_forward(case, device):
             opcheck(operator, arguments, dict(case.attributes), test_utils=checks_of(case))
 
 
+def backward_call(case: Case, tensors: list[torch.Tensor]) -> tuple[torch._ops.OpOverload, list[torch.Tensor]]:
+    """The backward operator and what it takes: grad_Y, the inputs, and Y or Indices where its schema has them."""
+    results = forward_operators(case)[-1](*tensors, **case.attributes)  # with Indices, where there are any
+    y, companion = results if isinstance(results, tuple) else (results, results)
+    backward = getattr(OPS, f"{case.function}_backward").default
+    operands = sum(isinstance(argument.type, torch.TensorType) for argument in backward._schema.arguments)
+    return backward, [torch.randn_like(y), *tensors, companion][:operands]
+
+
 @pytest.mark.parametrize("case", cases(differentiable=True), ids=str)
 def test_opcheck_backward(case, device):
-    x = to_tensor(case.inputs("float32")[0], device)
-    if "MaxPool" in case.operator:
-        y, companion = getattr(OPS, f"{case.function}_with_indices")(x, **case.attributes)
-    else:
-        y = companion = getattr(OPS, case.function)(x, **case.attributes)
-    arguments = (torch.randn_like(y), x) if "Average" in case.operator else (torch.randn_like(y), x, companion)
-    backward = getattr(OPS, f"{case.function}_backward").default
-    opcheck(backward, arguments, dict(case.attributes), test_utils=checks_of(case))
+    backward, operands = backward_call(case, [to_tensor(case.inputs("float32")[0], device)])
+    opcheck(backward, tuple(operands), dict(case.attributes), test_utils=checks_of(case))
 
 
 def test_every_operator_is_checked():
@@ -85,13 +84,7 @@ def test_eager_overloads(case, device):
     for operator in forward_operators(case):
         assert_same_overloads(operator, tensors, attributes)
     if case.differentiable:
-        results = operator(*tensors, **attributes)  # the last one's: with Indices, where there are any
-        y, *companions = results if isinstance(results, tuple) else (results, results)
-        backward = getattr(OPS, f"{case.function}_backward").default
-        operands = [torch.randn_like(y), *tensors, *companions]
-        assert_same_overloads(
-            backward, operands[: len(backward._schema.arguments) - len(attributes_of(backward))], attributes
-        )
+        assert_same_overloads(*backward_call(case, tensors), attributes)
 
 
 def test_texts_that_are_no_attributes(device):
@@ -112,16 +105,24 @@ def test_a_text_cannot_be_smuggled_in(device):
         torch_onnxpool.average_pool(x, [1] * 5000)  # longer than a text may be
 
 
-class SeenByTorchFunction(torch.overrides.TorchFunctionMode):
-    def __torch_function__(self, function, types, arguments=(), keywords=None):
-        self.seen = [*getattr(self, "seen", []), str(function)]
+class Watching:
+    """What a mode is told of."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def note(self, function, types, arguments=(), keywords=None):
+        self.seen.append(str(function))
         return function(*arguments, **(keywords or {}))
 
 
-class SeenByTorchDispatch(torch.utils._python_dispatch.TorchDispatchMode):
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        self.seen = [*getattr(self, "seen", []), str(function)]
-        return function(*arguments, **(keywords or {}))
+class SeenByTorchFunction(Watching, torch.overrides.TorchFunctionMode):
+    __torch_function__ = Watching.note
+
+
+class SeenByTorchDispatch(Watching, torch.utils._python_dispatch.TorchDispatchMode):
+    __torch_dispatch__ = Watching.note
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])

@@ -28,15 +28,20 @@ DEFAULTS = {
 }
 
 
+def as_list(name: str, value: Any, rank: int) -> Any:
+    """What an int in place of a list stands for, with ``rank`` spatial axes; anything else as it is."""
+    if name in LISTS and isinstance(value, int):
+        return [value] * (2 * rank if name == "pads" else rank)
+    return value
+
+
 def schema_arguments(tensors: Sequence[Tensor], attributes: dict[str, Any]) -> dict[str, Any]:
     """The attributes as a schema names them: those that say something, and all lists as lists."""
     arguments = {}
     for name, value in attributes.items():
         if isinstance(value, (int, float, str, NoneType)) and name in DEFAULTS and value == DEFAULTS[name]:
             continue
-        if name in LISTS and isinstance(value, int) and isinstance(tensors[0], Tensor):
-            value = [value] * ((2 if name == "pads" else 1) * (tensors[0].dim() - 2))
-        arguments[name] = value
+        arguments[name] = as_list(name, value, tensors[0].dim() - 2) if isinstance(tensors[0], Tensor) else value
     return arguments
 
 

@@ -65,6 +65,7 @@ class NativeOperator:
 
     def __init__(self, name: str) -> None:
         overloads = getattr(torch.ops.torch_onnxpool, name)
+        # Autograd has nothing to do for this overload: it need not be asked on the way, nor be kept out by a guard.
         _LIBRARY.impl(f"{name}.eager", torch.library.fallthrough_kernel, "Autograd")
         self.name = name
         self.op: torch._ops.OpOverload = overloads.default
@@ -74,20 +75,21 @@ class NativeOperator:
         """The results, of which autograd knows nothing."""
         if _is_plain(tensors[0]):
             return self.compute_plain(tensors, attributes)
-        with below_autograd():
-            return self.op(*tensors, **schema_arguments(tensors, attributes))
+        return self._compute_by_default_overload(tensors, attributes)
 
     def compute_plain(self, tensors: Sequence[Tensor], attributes: dict[str, Any]) -> Any:
         """The same for plain tensors."""
         text = attributes_text(attributes)
         if text is None:  # an int in place of a list, or what no operator takes
-            attributes = schema_arguments(tensors, attributes)
-            text = attributes_text(attributes)
+            text = attributes_text(schema_arguments(tensors, attributes))
         if text is not None:
             try:
                 return call_boxed(self._eager, *tensors, text)
             except NotImplementedError:  # no kernel for the device: the other overload has one for meta tensors
                 pass
+        return self._compute_by_default_overload(tensors, attributes)
+
+    def _compute_by_default_overload(self, tensors: Sequence[Tensor], attributes: dict[str, Any]) -> Any:
         with below_autograd():
             return self.op(*tensors, **schema_arguments(tensors, attributes))
 
@@ -138,7 +140,7 @@ class Operator:
         if 1 + len(kept) < self.backward_inputs:  # a maximum that was not asked where it is
             kept = (*kept, dispatch(self.with_indices, (kept[0].detach(),), attributes)[1])
         if torch.is_grad_enabled():  # the gradient will itself be differentiated
-            return GradientFunction.apply(self, attributes, grad_Y, *kept)
+            return GradientFunction.apply((self, attributes), grad_Y, *kept)
         return self.backward.compute((grad_Y, *kept), attributes)
 
     def second_gradient(
@@ -368,12 +370,7 @@ class PoolFunction(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, call, *tensors):
-        operator, attributes = call
-
-        def call_folded(folded, attributes):
-            return PoolFunction.apply((operator, attributes), *folded)
-
-        return _batched(operator, call_folded, tensors, in_dims[1:], info.batch_size, attributes)
+        return _batched_call(PoolFunction, info, in_dims, call, tensors)
 
 
 class PlainPoolFunction(torch.autograd.Function):
@@ -393,25 +390,24 @@ class GradientFunction(torch.autograd.Function):
     """A backward operator, likewise."""
 
     @staticmethod
-    def forward(operator: Operator, attributes: dict[str, Any], *tensors: Tensor) -> Tensor:
+    def forward(call: Call, *tensors: Tensor) -> Tensor:
+        operator, attributes = call
         return operator.backward.compute(tensors, attributes)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        ctx.operator, ctx.attributes, *tensors = inputs
+        ctx.call, *tensors = inputs
         ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx, grad_grad_X):
-        gradients = ctx.operator.second_gradient(grad_grad_X, *ctx.saved_tensors, **ctx.attributes)
-        return (None, None, *gradients, *[None] * (ctx.operator.backward_inputs - len(gradients)))
+        operator, attributes = ctx.call
+        gradients = operator.second_gradient(grad_grad_X, *ctx.saved_tensors, **attributes)
+        return (None, *gradients, *[None] * (operator.backward_inputs - len(gradients)))
 
     @staticmethod
-    def vmap(info, in_dims, operator, attributes, *tensors):
-        def call(folded, attributes):
-            return GradientFunction.apply(operator, attributes, *folded)
-
-        return _batched(operator, call, tensors, in_dims[2:], info.batch_size, attributes)
+    def vmap(info, in_dims, call, *tensors):
+        return _batched_call(GradientFunction, info, in_dims, call, tensors)
 
 
 # torch.autograd.Function.apply binds its arguments through inspect.signature on every call; this is what it calls next.
@@ -498,6 +494,16 @@ def _batched(operator: Operator, call, tensors: Sequence[Tensor], dims: Sequence
     Y, indices = result
     parts = (Y, _shift_samples(indices, -elements, batch_size))
     return tuple(part.unflatten(0, (batch_size, -1)) for part in parts), (0, 0)
+
+
+def _batched_call(function: type[torch.autograd.Function], info, in_dims, call: Call, tensors: Sequence[Tensor]):
+    """The same by one of the functions above."""
+    operator, attributes = call
+
+    def call_folded(folded, attributes):
+        return function.apply((operator, attributes), *folded)
+
+    return _batched(operator, call_folded, tensors, in_dims[1:], info.batch_size, attributes)
 
 
 def _register_batching(operator: Operator, op: torch._ops.OpOverload, tensor_count: int) -> None:

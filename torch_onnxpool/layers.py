@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_onnxpool import _C, functional
-from torch_onnxpool._arguments import DEFAULTS, LISTS, check_return_indices, refuse_wrong_types
+from torch_onnxpool._arguments import DEFAULTS, LISTS, as_list, check_return_indices, refuse_wrong_types
 from torch_onnxpool.functional import Ints
 
 __all__ = [
@@ -65,9 +65,7 @@ def _check(onnx_name: str, attributes: dict[str, Any]) -> None:
     refuse_wrong_types(onnx_name, **{name: value for name, value in given.items() if name not in LISTS}, **lists)
     lengths = [len(value) // 2 if name == "pads" else len(value) for name, value in lists.items()]
     rank = lengths[0] if lengths else 1  # an int fits every rank
-    for name in LISTS:
-        if name in given and name not in lists:
-            given[name] = [given[name]] * (2 * rank if name == "pads" else rank)
+    given = {name: as_list(name, value, rank) for name, value in given.items()}
     _C.check_attributes(onnx_name, rank, given.pop("kernel_shape", [1] * rank), **given)
 
 
