@@ -6,8 +6,23 @@
 #include <cstdint>
 
 #include "attributes.h"
+#include "host_device.h"
 
 namespace onnxpool {
+
+// numerator / denominator, also of types that divide in their own way.
+template <class Numerator, class Denominator>
+ONNXPOOL_HOST_DEVICE inline Numerator quotient(Numerator numerator, const Denominator& denominator) {
+    return numerator / denominator;
+}
+
+// Most numbers fit in 32 bits, where a division takes a third of the time.
+ONNXPOOL_HOST_DEVICE inline int64_t quotient(int64_t numerator, int64_t denominator) {
+    if ((numerator | denominator) >> 32 == 0) {
+        return static_cast<uint32_t>(numerator) / static_cast<uint32_t>(denominator);
+    }
+    return numerator / denominator;
+}
 
 // One spatial axis of a pooling: the only thing that kernels know about attributes.
 struct Axis {
@@ -28,7 +43,7 @@ struct Geometry {
 };
 
 inline int64_t ceil_div(int64_t numerator, int64_t positive_denominator) {  // of a non-negative numerator
-    return (numerator + positive_denominator - 1) / positive_denominator;
+    return quotient(numerator + positive_denominator - 1, positive_denominator);
 }
 
 inline Axis resolve_axis(const PoolAttributes& attributes, int index, int64_t input) {
@@ -53,7 +68,7 @@ inline Axis resolve_axis(const PoolAttributes& attributes, int index, int64_t in
                " and ", axis.pad_end);
     }
     if (!attributes.ceil_mode) {
-        axis.output = span / axis.stride + 1;
+        axis.output = quotient(span, axis.stride) + 1;
     } else {
         axis.output = span <= 0 ? 1 : ceil_div(span, axis.stride) + 1;
         // The last window must start inside the input or the begin padding.

@@ -209,7 +209,12 @@ private:
     char* end_ = text_;
 };
 
-PyObject* attributes_text(PyObject*, PyObject* attributes) {
+PyObject* eager_arguments(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+    if (count != 3 || !PyTuple_Check(arguments[1]) || !PyDict_Check(arguments[2])) {
+        PyErr_SetString(PyExc_TypeError, "eager_arguments takes an overload, a tuple and a dict");
+        return nullptr;
+    }
+    PyObject *overload = arguments[0], *tensors = arguments[1], *attributes = arguments[2];
     AttributesWriter writer;
     PyObject *name = nullptr, *value = nullptr;
     for (Py_ssize_t position = 0; PyDict_Next(attributes, &position, &name, &value);) {
@@ -222,12 +227,31 @@ PyObject* attributes_text(PyObject*, PyObject* attributes) {
             return Py_None;
         }
     }
-    return PyUnicode_FromStringAndSize(writer.text().data(), static_cast<Py_ssize_t>(writer.text().size()));
+    const Py_ssize_t tensor_count = PyTuple_Size(tensors);
+    PyObject* text = PyUnicode_FromStringAndSize(writer.text().data(), static_cast<Py_ssize_t>(writer.text().size()));
+    PyObject* result = text ? PyTuple_New(tensor_count + 2) : nullptr;
+    if (!result) {
+        Py_XDECREF(text);
+        return nullptr;
+    }
+    Py_IncRef(overload);
+    PyTuple_SetItem(result, 0, overload);
+    for (Py_ssize_t i = 0; i < tensor_count; ++i) {
+        PyObject* tensor = PyTuple_GetItem(tensors, i);
+        Py_IncRef(tensor);
+        PyTuple_SetItem(result, 1 + i, tensor);
+    }
+    PyTuple_SetItem(result, 1 + tensor_count, text);
+    return result;
 }
 
 using AnyFunction = void (*)();
 
 PyCFunction with_keywords(PyCFunctionWithKeywords function) {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<AnyFunction>(function));
+}
+
+PyCFunction with_positions(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
     return reinterpret_cast<PyCFunction>(reinterpret_cast<AnyFunction>(function));
 }
 
@@ -242,10 +266,10 @@ PyMethodDef methods[] = {
      "strides=None)\n\n"
      "The geometry that the kernels use: (input, output, kernel, stride, dilation, pad_begin, pad_end) of each spatial "
      "axis. Raises ValueError where the operator does."},
-    {"attributes_text", attributes_text, METH_O,
-     "attributes_text(attributes)\n\n"
-     "The dict of attributes as the text that the operators' eager overloads take; None if a value is not of the type "
-     "that its attribute has, or there is far too much of it."},
+    {"eager_arguments", with_positions(eager_arguments), METH_FASTCALL,
+     "eager_arguments(overload, tensors, attributes)\n\n"
+     "(overload, *tensors, text): what a call of an eager overload takes, with the dict of attributes as one text. None "
+     "if a value is not of the type that its attribute has, or there is far too much of it."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -80,6 +80,11 @@ public:
     Dimensions(std::initializer_list<int64_t> values) : Dimensions(values.begin(), values.end()) {}
     template <class Iterator>
     Dimensions(Iterator begin, Iterator end) : size_(std::copy(begin, end, values_) - values_) {}
+    Dimensions(const Dimensions& other) : Dimensions(other.begin(), other.end()) {}  // not the whole room
+    Dimensions& operator=(const Dimensions& other) {
+        size_ = std::copy(other.begin(), other.end(), values_) - values_;
+        return *this;
+    }
 
     size_t size() const { return size_; }
     const int64_t* data() const { return values_; }

@@ -30,7 +30,7 @@ template <class AnyAxis>
 ONNXPOOL_HOST_DEVICE inline integer_of<AnyAxis> taps_below(const AnyAxis& axis, integer_of<AnyAxis> start,
                                                            integer_of<AnyAxis> limit) {
     if (start + (axis.kernel - 1) * axis.dilation < limit) return axis.kernel;
-    return start < limit ? (limit - start + axis.dilation - 1) / axis.dilation : 0;
+    return start < limit ? quotient(limit - start + axis.dilation - 1, axis.dilation) : 0;
 }
 
 // The data of window `output`: its taps t with 0 <= t < input.
@@ -38,7 +38,7 @@ template <class AnyAxis>
 ONNXPOOL_HOST_DEVICE inline RangeOf<integer_of<AnyAxis>> data_taps(const AnyAxis& axis, integer_of<AnyAxis> output) {
     using Integer = integer_of<AnyAxis>;
     const Integer start = output * axis.stride - axis.pad_begin;
-    const Integer skipped = start < 0 ? (-start + axis.dilation - 1) / axis.dilation : 0;
+    const Integer skipped = start < 0 ? quotient(-start + axis.dilation - 1, axis.dilation) : 0;
     const Integer count = taps_below(axis, start, axis.input) - skipped;
     return {start + skipped * axis.dilation, count > 0 ? count : 0, axis.dilation};
 }
@@ -66,8 +66,8 @@ ONNXPOOL_HOST_DEVICE inline RangeOf<integer_of<AnyAxis>> covering_windows(const 
     using Integer = integer_of<AnyAxis>;
     const Integer padded = input + axis.pad_begin;  // window o covers it where padded - o * stride = j * dilation
     const Integer reach = (axis.kernel - 1) * axis.dilation;
-    Integer first = padded > reach ? (padded - reach + axis.stride - 1) / axis.stride : 0;
-    Integer last = padded / axis.stride;
+    Integer first = padded > reach ? quotient(padded - reach + axis.stride - 1, axis.stride) : 0;
+    Integer last = quotient(padded, axis.stride);
     if (last > axis.output - 1) last = axis.output - 1;
     if (axis.dilation == 1) return {first, last >= first ? last - first + 1 : 0, 1};
     // Windows with a tap here repeat with the period dilation / gcd(stride, dilation): both the first one and the

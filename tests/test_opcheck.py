@@ -72,9 +72,9 @@ def test_every_operator_is_checked():
 def assert_same_overloads(operator: torch._ops.OpOverload, tensors: list[torch.Tensor], attributes: dict) -> None:
     """The eager overload is a correct operator, and does what the default one does."""
     eager = operator._overloadpacket.eager
-    text = torch_onnxpool._C.attributes_text(attributes)
-    opcheck(eager, (*tensors, text), test_utils="test_schema")
-    torch.testing.assert_close(eager(*tensors, text), operator(*tensors, **attributes), rtol=0, atol=0, equal_nan=True)
+    _, *arguments = torch_onnxpool._C.eager_arguments(eager, tuple(tensors), attributes)
+    opcheck(eager, tuple(arguments), test_utils="test_schema")
+    torch.testing.assert_close(eager(*arguments), operator(*tensors, **attributes), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("case", [*CASES, *UNPOOL_CASES], ids=str)

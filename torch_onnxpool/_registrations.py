@@ -27,15 +27,15 @@ from torch_onnxpool._arguments import refuse_wrong_types, schema_arguments
 from torch_onnxpool._geometry import WINDOW_ATTRIBUTES, output_sizes, resolve_axes, unpooled_sizes
 
 # Under names of their own: each dot costs a call 0.02 us.
-attributes_text = _C.attributes_text
 are_functorch_transforms_active = torch._C._are_functorch_transforms_active
 below_autograd = torch._C._AutoDispatchBelowAutograd
 call_boxed = torch._C._dispatch_call_boxed  # what an overload comes down to, without the way there: 0.4 us
+eager_arguments = _C.eager_arguments
 count_dispatch_modes = torch._C._len_torch_dispatch_stack
 has_torch_function = torch.overrides.has_torch_function_unary
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 is_grad_enabled = torch.is_grad_enabled
-get_tracing_state = torch._C._get_tracing_state
+is_tracing = torch._C._is_tracing
 
 
 def _qualified(name: str) -> str:
@@ -50,9 +50,9 @@ _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 
 def _is_plain(X: Tensor) -> bool:
-    """Whether nobody looks at what is done with a tensor: no subclass, mode or tracer."""
-    return type(X) in _PLAIN_TENSORS and not (
-        has_torch_function(X) or count_dispatch_modes() or get_tracing_state() is not None
+    """Whether nobody looks at what is done with a tensor: no compiler, subclass, mode or tracer."""
+    return not is_dynamo_compiling() and (  # Dynamo does not know what comes next
+        type(X) in _PLAIN_TENSORS and not (has_torch_function(X) or count_dispatch_modes() or is_tracing())
     )
 
 
@@ -79,12 +79,12 @@ class NativeOperator:
 
     def compute_plain(self, tensors: Sequence[Tensor], attributes: dict[str, Any]) -> Any:
         """The same for plain tensors."""
-        text = attributes_text(attributes)
-        if text is None:  # an int in place of a list, or what no operator takes
-            text = attributes_text(schema_arguments(tensors, attributes))
-        if text is not None:
+        arguments = eager_arguments(self._eager, tensors, attributes)
+        if arguments is None:  # an int in place of a list, or what no operator takes
+            arguments = eager_arguments(self._eager, tensors, schema_arguments(tensors, attributes))
+        if arguments is not None:
             try:
-                return call_boxed(self._eager, *tensors, text)
+                return call_boxed(*arguments)
             except NotImplementedError:  # no kernel for the device: the other overload has one for meta tensors
                 pass
         return self._compute_by_default_overload(tensors, attributes)
@@ -424,12 +424,7 @@ def dispatch(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str
     """Calls an operator by the cheapest route that serves whoever is watching."""
     try:
         X = tensors[0]
-        if (
-            is_dynamo_compiling()
-            or not _is_plain(X)
-            or forward_ad._current_level >= 0
-            or are_functorch_transforms_active()
-        ):
+        if not _is_plain(X) or forward_ad._current_level >= 0 or are_functorch_transforms_active():
             return _dispatch_watched(operator, tensors, schema_arguments(tensors, attributes))
         if X.requires_grad and is_grad_enabled() and operator.differentiable:
             if operator.with_indices:
@@ -444,7 +439,7 @@ def dispatch(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str
 
 def _dispatch_watched(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str, Any]):
     """The same for exporters, compilers, gradients and transforms."""
-    if torch.compiler.is_exporting() or get_tracing_state() is not None:
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():
         return operator.forward.op(*tensors, **attributes)  # what was called, not what its gradient would need
     if operator.with_indices and tensors[0].requires_grad and torch.is_grad_enabled():
         return _dispatch_differentiable(operator.with_indices, tensors, attributes)[0]

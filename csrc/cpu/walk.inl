@@ -104,8 +104,8 @@ public:
 private:
     // The last digit of a number in a mixed-radix system, which it loses.
     static int64_t take(int64_t& number, int64_t radix) {
-        const int64_t digit = number % radix;
-        number /= radix;
+        const int64_t rest = quotient(number, radix), digit = number - rest * radix;
+        number = rest;
         return digit;
     }
 
