@@ -120,3 +120,62 @@ ONNXPOOL_HOST_DEVICE inline V for_each_number(V x, const Function& function) {
         return function(x);
     }
 }
+
+#if !defined(__CUDACC__)
+
+// a * b + c, rounded once on all processors: by a call, and slowly, where they have no instruction for it.
+template <class V>
+inline V multiply_add(V a, V b, V c) {
+    static_assert(std::is_same_v<number_t<V>, double>);
+    if constexpr (!is_vector<V>) {
+        return std::fma(a, b, c);
+    } else {
+#if defined(ONNXPOOL_AVX512)
+        if constexpr (sizeof(V) == 64) return (V)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#endif
+#if defined(ONNXPOOL_FMA)
+        if constexpr (sizeof(V) == 32) return (V)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+        if constexpr (sizeof(V) == 16) return (V)_mm_fmadd_pd((__m128d)a, (__m128d)b, (__m128d)c);
+#endif
+        for (int i = 0; i < Shape<V>::kCount; ++i) a[i] = std::fma(a[i], b[i], c[i]);
+        return a;
+    }
+}
+
+// table[index & 15] for every number of index.
+template <class Index>
+inline with_numbers_t<double, Index> look_up(const double (&table)[16], Index index) {
+    using Found = with_numbers_t<double, Index>;
+    if constexpr (!is_vector<Index>) {
+        return table[index & 15];
+    } else {
+#if defined(ONNXPOOL_AVX512)
+        if constexpr (sizeof(Index) == 64) {
+            return (Found)_mm512_permutex2var_pd(_mm512_loadu_pd(table), (__m512i)index, _mm512_loadu_pd(table + 8));
+        }
+#endif
+        Found found{};
+        for (int i = 0; i < Shape<Index>::kCount; ++i) found[i] = table[index[i] & 15];
+        return found;
+    }
+}
+
+// function(x), computed in float64, which takes two registers where x fills one with smaller numbers.
+template <class V, class Function>
+inline V in_float64(V x, const Function& function) {
+    if constexpr (std::is_same_v<number_t<V>, double>) {
+        return function(x);
+    } else if constexpr (is_vector<V>) {
+        using Number = number_t<V>;
+        using Half = Vector<Number, Shape<V>::kCount / 2>;
+        Half halves[2];
+        std::memcpy(halves, &x, sizeof(x));
+        for (Half& half : halves) half = convert<Number>(function(convert<double>(half)));
+        std::memcpy(&x, halves, sizeof(x));
+        return x;
+    } else {
+        return static_cast<V>(function(static_cast<double>(x)));
+    }
+}
+
+#endif

@@ -198,8 +198,10 @@ private:
 };
 
 // Channels at a time: whole planes of them only have to stay in the caches where axes are added up one by one.
-inline int64_t gradient_lanes(const Call& call) {
-    return is_separable(covering_tables(call.geometry)) ? lanes_per_block(call) : lanes_per_row(call);
+template <class G>
+int64_t gradient_lanes(const Call& call) {
+    using Sum = GradientSum<typename G::Accumulator>;
+    return is_separable<Sum>(covering_tables(call.geometry)) ? lanes_per_block(call) : lanes_per_row(call);
 }
 
 // Units are blocks of channels of an image.
@@ -208,7 +210,7 @@ void backward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
     using T = typename G::Element;
     const Geometry& geometry = call.geometry;
     LaneGradients<G> gradients(call);
-    const int64_t block = gradient_lanes(call), blocks = ceil_div(geometry.channels, block);
+    const int64_t block = gradient_lanes<G>(call), blocks = ceil_div(geometry.channels, block);
     const Operand &x = data_of<G>(call), &y = result_of<G>(call);
     const int64_t x_step = x.strides[1 + geometry.rank], step = call.grad_x.strides[1 + geometry.rank];
     for (int64_t unit = begin; unit < end; ++unit) {

@@ -1,6 +1,6 @@
 // The kernels, compiled once for each instruction set: kernels_*.cpp include this file with ONNXPOOL_ISA naming the
-// namespace, the compiler's target set, and ONNXPOOL_AVX512 and ONNXPOOL_F16C defined where there is such a thing:
-// GCC's own macros do not follow the target of a pragma. No system header is included from here.
+// namespace, the compiler's target set, and ONNXPOOL_AVX512, ONNXPOOL_FMA and ONNXPOOL_F16C defined where there is such
+// a thing: GCC's own macros do not follow the target of a pragma. No system header is included from here.
 
 namespace onnxpool::cpu::ONNXPOOL_ISA {
 
@@ -134,7 +134,7 @@ Task plan_packed(const Call& call) {
 template <class R>
 Task plan_short_rows([[maybe_unused]] const Call& call) {
 #if defined(ONNXPOOL_AVX512)
-    if constexpr (!R::kIndexed && !is_keyed<R>) {
+    if constexpr (!R::kIndexed && !is_keyed<R> && !is_dear<R>) {
         using Registers = typename InRegisters<R>::type;
         constexpr int64_t lanes = kLanes<typename Registers::Accumulator>;
         const Geometry& geometry = call.geometry;
@@ -150,7 +150,7 @@ Task plan_short_rows([[maybe_unused]] const Call& call) {
         if (!fit || rows > most_rows) return {};
         if (call.x.strides[1 + geometry.rank] != 1 || !is_contiguous(geometry, call.y, output_size)) return {};
         const std::vector<AxisTable> tables = axis_tables(call);
-        if (!R::kInOrder && (tables.back().level_count > 1 || is_separable(tables))) return {};
+        if (!R::kInOrder && (tables.back().level_count > 1 || is_separable<R>(tables))) return {};
         const int64_t together = rows_together<Registers>(call);
         return {forward_short_rows<Registers>, ceil_div(count_rows(call, output_size), together),
                 elements_per_row(call, axis.output) * static_cast<double>(together)};
@@ -167,7 +167,7 @@ Task plan_window(const Call& call) {
     if constexpr (!R::kIndexed) {
         if (call.channels_innermost && call.y.strides[1] == 1) {
             if constexpr (!R::kInOrder && !is_keyed<R>) {
-                if (is_separable(axis_tables(call))) {
+                if (is_separable<R>(axis_tables(call))) {
                     const int64_t lanes = lanes_per_block(call);
                     return {forward_channel_blocks<R>, geometry.batch * ceil_div(geometry.channels, lanes),
                             plane_elements(call) * static_cast<double>(lanes)};
@@ -233,7 +233,7 @@ Task plan_sum_gradient(const Call& call) {
     };
     if (call.channels_innermost) {
         if (x.strides[1] != 1 || call.grad_x.strides[1] != 1) return {};
-        return task(backward_channel_blocks<G>, geometry.batch * ceil_div(geometry.channels, gradient_lanes(call)));
+        return task(backward_channel_blocks<G>, geometry.batch * ceil_div(geometry.channels, gradient_lanes<G>(call)));
     }
     if (!has_dense_planes(geometry, x, input_size) || !has_dense_planes(geometry, call.grad_x, input_size)) return {};
     if (spans_plane(geometry)) return task(backward_planes<G>, planes);

@@ -11,6 +11,7 @@
 #endif
 
 #define ONNXPOOL_VECTOR_BYTES 32
+#define ONNXPOOL_FMA
 #define ONNXPOOL_F16C
 #define ONNXPOOL_ISA avx2
 #include "kernels.inl"

@@ -13,6 +13,7 @@
 
 #define ONNXPOOL_VECTOR_BYTES 64
 #define ONNXPOOL_AVX512
+#define ONNXPOOL_FMA
 #define ONNXPOOL_F16C
 #define ONNXPOOL_ISA avx512
 #include "kernels.inl"

@@ -40,6 +40,66 @@ struct Results<KeyedMax<T>> {
     bool is_one_run(int64_t) const { return false; }
 };
 
+// Rows of elements that cost much to lift: lifted when a window first needs them, and kept for those that come back.
+template <class R>
+class LiftedRows {
+public:
+    using T = typename R::Element;
+    using Accumulator = typename R::Accumulator;
+
+    LiftedRows(const R& reduction, const std::vector<AxisTable>& tables)
+        : reduction_(reduction), columns_(tables.back().input) {
+        int64_t rows = 1, reach = 0;  // in numbers of rows of a plane
+        for (size_t a = tables.size() - 1; a-- > 0; rows *= tables[a].input) {
+            int64_t longest = 0;
+            for (const Range& taps : tables[a].taps) longest = std::max(longest, (taps.count - 1) * taps.step);
+            numbers_[a] = rows;
+            reach += longest * rows;
+        }
+        numbers_[tables.size() - 1] = 0;
+        kept_.resize(reach + 1);
+    }
+
+    // To be called before other elements, or other lanes, are asked for.
+    void forget(int64_t lanes) {
+        lanes_ = lanes;
+        std::fill(kept_.begin(), kept_.end(), nullptr);
+        accumulators_.resize(std::max<size_t>(accumulators_.size(), kept_.size() * columns_ * lanes));
+    }
+
+    // The rows at these taps along the outer axes, densely.
+    const std::vector<const Accumulator*>& at(const Range* taps, int rank, const T* x, const int64_t* strides) {
+        rows_.clear();
+        for_each_row<2>(taps, rank, {strides, numbers_}, [&](const int64_t (&offsets)[2], const int64_t*) {
+            const int64_t place = offsets[1] % static_cast<int64_t>(kept_.size());
+            Accumulator* row = accumulators_.data() + place * columns_ * lanes_;
+            if (kept_[place] != x + offsets[0]) lift(x + offsets[0], strides[rank - 1], row);
+            kept_[place] = x + offsets[0];
+            rows_.push_back(row);
+        });
+        return rows_;
+    }
+
+private:
+    void lift(const T* source, int64_t step, Accumulator* target) {
+        const bool one_run = step == lanes_;
+        for (int64_t column = 0; column < (one_run ? 1 : columns_); ++column) {
+            combine_taps(combiner_of(reduction_), &source, 1, one_run ? columns_ * lanes_ : lanes_, Lift<R>{reduction_},
+                         Keep<Accumulator>{target});
+            source += step;
+            target += lanes_;
+        }
+    }
+
+    const R& reduction_;
+    const int64_t columns_;
+    int64_t lanes_ = 0;
+    int64_t numbers_[kMaxSpatialRank];  // how far the numbers of rows are apart along each axis
+    std::vector<const T*> kept_;        // which row is where
+    Buffer<Accumulator> accumulators_;
+    std::vector<const Accumulator*> rows_;
+};
+
 // Rows of some lanes, those next to each other in memory: for each position, the taps that its tables name.
 template <class R>
 class LaneRows {
@@ -55,9 +115,11 @@ public:
           axis_(tables_.back()),
           divisors_(axis_.output),
           level_count_(axis_.level_count),
-          is_separable_(!R::kInOrder && !is_keyed<R> && is_separable(tables_)),
+          is_separable_(is_separable<R>(tables_)),
           position_strides_(position_strides),
-          outer_reduction_(reduction, tables_, rank_ - 1) {}
+          outer_reduction_(reduction, tables_, rank_ - 1) {
+        if constexpr (is_dear<R>) lifted_.emplace(reduction, tables_);
+    }
 
     LaneRows(const LaneRows&) = delete;  // refers to itself
 
@@ -67,6 +129,7 @@ public:
         x_strides_ = x_strides;
         lanes_ = lanes;
         if (is_separable_) reduced_rows_ = outer_reduction_.compute(x, x_strides, lanes);
+        if (lifted_) lifted_->forget(lanes);
     }
 
     // The row at the coordinates `outer` along all spatial axes but the last, the row_index-th of the plane.
@@ -91,6 +154,10 @@ public:
             }
         } else {
             taps_[rank_ - 1] = {0, 1, 1};
+            if constexpr (is_dear<R>) {
+                const auto& rows = lifted_->at(taps_, rank_, x_, x_strides_);
+                return along_row(rows.data(), static_cast<int64_t>(rows.size()), lanes_, AsItIs<Accumulator>(), target);
+            }
             gather_taps();
             const auto count = static_cast<int64_t>(elements_.size());
             along_row(elements_.data(), count, x_step, lift_rows(reduction_, positions_), target);
@@ -243,6 +310,7 @@ private:
     const bool is_separable_;
     const int64_t* const position_strides_;
     AxisByAxis<R> outer_reduction_;
+    std::optional<LiftedRows<R>> lifted_;
 
     const T* x_ = nullptr;
     const int64_t* x_strides_ = nullptr;
@@ -309,12 +377,14 @@ void forward_channels(const Call& call, int64_t begin, int64_t end) {
     const int rank = call.geometry.rank;
     const int64_t y_step = call.y.strides[1 + rank];
     LaneRows<R> rows = rows_of_windows(reduction, call);
+    const T* current = nullptr;
     RowPosition position(call, begin, output_size);
     for (int64_t unit = begin; unit < end; ++unit, position.advance()) {
         const T* x = plane_of<const T>(call.x, position);
         T* y = row_of<T>(call.y, position, rank);
         int64_t* indices = is_keyed<R> ? row_of<int64_t>(call.indices, position, rank) : nullptr;
-        rows.set_lanes(x, call.x.strides + 2, position.lanes);
+        if (x != current) rows.set_lanes(x, call.x.strides + 2, position.lanes);
+        current = x;
         rows.compute(position.outer, 0,
                      results_of(reduction, call, y, y_step, indices, position.image, position.channel));
         if constexpr (may_leave_range<R>) {

@@ -95,11 +95,13 @@ public:
           tables_(std::move(tables)),
           axis_(axis),
           last_(static_cast<int>(tables_.size()) - 1),
-          is_separable_(!is_keyed<R> && is_separable(tables_)),
+          is_separable_(is_separable<R>(tables_)),
           outer_reduction_(reduction, tables_, last_),
           padded_(reduction, axis_, tables_[last_]),
           sums_(axis.output),
-          position_strides_(position_strides) {}
+          position_strides_(position_strides) {
+        if constexpr (is_dear<R>) lifted_.emplace(reduction, tables_);
+    }
 
     PlaneRows(const PlaneRows&) = delete;  // refers to itself
 
@@ -108,6 +110,7 @@ public:
         x_ = x;
         strides_ = strides;
         if (is_separable_) reduced_rows_ = outer_reduction_.compute(x, strides, 1);
+        if (lifted_) lifted_->forget(1);
     }
 
     // The row at these outer coordinates, the row_index-th of the plane: put(i, results). At least one of its windows
@@ -145,6 +148,11 @@ public:
 private:
     void combine_rows() {
         taps_[last_] = {0, 1, 1};
+        if constexpr (is_dear<R>) {
+            const auto& rows = lifted_->at(taps_, last_ + 1, x_, strides_);
+            return combine_taps(combiner_of(reduction_), rows.data(), static_cast<int64_t>(rows.size()), axis_.input,
+                                AsItIs<Accumulator>(), Keep<Accumulator>{padded_.data()});
+        }
         rows_.clear();
         for_each_row<1>(taps_, last_ + 1, {strides_},
                         [&](const int64_t (&offsets)[1], const int64_t*) { rows_.push_back(x_ + offsets[0]); });
@@ -163,6 +171,7 @@ private:
     const int last_;
     const bool is_separable_;
     AxisByAxis<R> outer_reduction_;
+    std::optional<LiftedRows<R>> lifted_;
     PaddedRow<R> padded_;
     Buffer<Accumulator> sums_;
     const int64_t* const position_strides_;

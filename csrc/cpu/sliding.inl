@@ -21,7 +21,9 @@ template <class R>
 constexpr bool kMayOverlap = std::is_base_of_v<Largest<typename R::Accumulator>, R>;
 
 // Whether axes are reduced one after the other, rather than all outer ones at once.
-inline bool is_separable(const std::vector<AxisTable>& tables) {
+template <class R>
+bool is_separable(const std::vector<AxisTable>& tables) {
+    if (R::kInOrder || is_keyed<R>) return false;
     double taps = 1;
     for (size_t a = 0; a + 1 < tables.size(); ++a) {
         int64_t most = 0;

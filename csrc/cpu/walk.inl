@@ -158,6 +158,12 @@ constexpr bool may_leave_range = false;
 template <class T, int kExponent>
 constexpr bool may_leave_range<LpNorm<T, kExponent>> = !std::is_same_v<T, float> || kExponent == 0;
 
+// Whether elements cost much to lift: a power with any exponent.
+template <class R>
+constexpr bool is_dear = false;
+template <class T>
+constexpr bool is_dear<LpNorm<T, 0>> = true;
+
 // How many powers of two there are up to `taps`.
 inline int levels_of(int64_t taps) {
     int levels = 1;
