@@ -17,7 +17,7 @@ package := $(VENV)/.package-installed-$(or $(TORCH_ONNXPOOL_ABI),stable)-cuda-$(
 native := $(shell find csrc -type f)
 emulation := $(wildcard tests/cuda_emulation/*.h tests/cuda_emulation/*.cpp)
 
-.PHONY: build demo test bench gpu lint format docs audit clean
+.PHONY: build demo test compatibility bench gpu lint format docs audit clean
 
 build: $(package)
 
@@ -28,6 +28,15 @@ demo: $(package)
 
 test: $(package)
 	$(bin)/pytest -n $(WORKERS) $(TESTS)
+
+# The same tests and the same binary in an environment of its own with another torch: make compatibility TORCH=2.10.0.
+# Gigabytes on Linux, where PyPI's torch brings CUDA along.
+other := $(VENV)-torch-$(TORCH)
+compatibility: $(package)
+	$(PYTHON) -m venv $(other)
+	$(other)/bin/python -m pip install torch==$(TORCH)
+	$(other)/bin/python -m pip install -r <(grep -vE '^(torch|setuptools)==' requirements-dev.txt)
+	PYTHONPATH=$(CURDIR) $(other)/bin/python -m pytest -n $(WORKERS) --ignore=tests/test_build.py $(TESTS)
 
 # BENCH passes options: make bench BENCH="--threads 2 --backward"
 bench: $(package)
