@@ -268,8 +268,8 @@ PyMethodDef methods[] = {
      "axis. Raises ValueError where the operator does."},
     {"eager_arguments", with_positions(eager_arguments), METH_FASTCALL,
      "eager_arguments(overload, tensors, attributes)\n\n"
-     "(overload, *tensors, text): what a call of an eager overload takes, with the dict of attributes as one text. None "
-     "if a value is not of the type that its attribute has, or there is far too much of it."},
+     "(overload, *tensors, text): what a call of an eager overload takes, with the dict of attributes as one text; or "
+     "None if a value is not of the type that its attribute has, or there is far too much of it."},
     {nullptr, nullptr, 0, nullptr},
 };
 
