@@ -30,8 +30,8 @@ from torch_onnxpool._geometry import WINDOW_ATTRIBUTES, output_sizes, resolve_ax
 are_functorch_transforms_active = torch._C._are_functorch_transforms_active
 below_autograd = torch._C._AutoDispatchBelowAutograd
 call_boxed = torch._C._dispatch_call_boxed  # what an overload comes down to, without the way there: 0.4 us
-eager_arguments = _C.eager_arguments
 count_dispatch_modes = torch._C._len_torch_dispatch_stack
+eager_arguments = _C.eager_arguments
 has_torch_function = torch.overrides.has_torch_function_unary
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 is_grad_enabled = torch.is_grad_enabled
@@ -51,9 +51,9 @@ _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 def _is_plain(X: Tensor) -> bool:
     """Whether nobody looks at what is done with a tensor: no compiler, subclass, mode or tracer."""
-    return not is_dynamo_compiling() and (  # Dynamo does not know what comes next
-        type(X) in _PLAIN_TENSORS and not (has_torch_function(X) or count_dispatch_modes() or is_tracing())
-    )
+    if is_dynamo_compiling():  # and does not know all of what comes next
+        return False
+    return type(X) in _PLAIN_TENSORS and not (has_torch_function(X) or count_dispatch_modes() or is_tracing())
 
 
 # Registrations that hold as long as this does.
