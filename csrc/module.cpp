@@ -135,13 +135,14 @@ PyObject* resolve_axes(PyObject*, PyObject* arguments, PyObject* keywords) {
 }
 
 // Writes attributes as attributes_text.h reads them, without those that have their defaults. False where a value is not
-// of its attribute's type, and a Python error may be set, or the text grows beyond all reason.
+// of its attribute's type, and a Python error may be set, or cannot be written: an empty list, or far too much.
 class AttributesWriter {
 public:
     bool write(std::string_view name, PyObject* value) {
+        const char letter = onnxpool::letter_of(name);
         char* const begin = end_;
         bool is_default = false;
-        if (!append(name) || !append("=") || !write_value(name, value, is_default) || !append(";")) return false;
+        if (!letter || !append({&letter, 1}) || !write_value(name, value, is_default)) return false;
         if (is_default) end_ = begin;
         return true;
     }
@@ -162,7 +163,7 @@ private:
             if (!characters) return false;
             const std::string_view word(characters, size);
             is_default = word == defaults.auto_pad;
-            return word.find_first_of("=;") == word.npos && append(word);  // not to be mistaken for attributes
+            return word.find(';') == word.npos && append(word) && append(";");  // not to be mistaken for attributes
         }
         if (name == "p") {
             const double p = PyFloat_AsDouble(value);
@@ -184,13 +185,25 @@ private:
     template <Py_ssize_t (*size_of)(PyObject*), PyObject* (*item_at)(PyObject*, Py_ssize_t)>
     bool write_items(PyObject* items) {
         const Py_ssize_t size = size_of(items);
+        numbers_ += size;
+        if (numbers_ > onnxpool::kMostNumbers) return false;
+        int64_t repeated = 0, times = 0;
         for (Py_ssize_t i = 0; i < size; ++i) {
             PyObject* item = item_at(items, i);
             const long long number = item ? PyLong_AsLongLong(item) : -1;
             if (number == -1 && PyErr_Occurred()) return false;
-            if (!(i == 0 || append(",")) || !append(number)) return false;
+            if (times > 0 && number != repeated) {
+                if (!append_repeated(repeated, times) || !append(",")) return false;
+                times = 0;
+            }
+            repeated = number;
+            ++times;
         }
-        return true;
+        return times > 0 && append_repeated(repeated, times);
+    }
+
+    bool append_repeated(int64_t number, int64_t times) {
+        return append(number) && (times == 1 || (append("*") && append(times)));
     }
 
     bool append(std::string_view part) {
@@ -205,8 +218,9 @@ private:
         return error == std::errc();
     }
 
-    char text_[onnxpool::kLongestText];
+    char text_[1024];
     char* end_ = text_;
+    int64_t numbers_ = 0;
 };
 
 PyObject* eager_arguments(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
