@@ -72,8 +72,8 @@ def average_pool(
     Args:
         X: ``[N, C, D1, ..., Dr]`` of float16, bfloat16, float32 or float64. Half precision is summed in float32,
             float32 and float64 as they are: over the outer axes first, then along the last one, as onnxruntime does
-            until opset 18, or in parts that windows share where these are large. One window over the whole plane is summed in float64.
-            On the CPU gradients are added up in the same types, on GPUs those of float32 in float64.
+            until opset 18, or in parts that windows share where these are large. One window over the whole plane is
+            summed in float64. On the CPU gradients are added up in the same types, on GPUs those of float32 in float64.
         kernel_shape: window size in elements, >= 1.
         auto_pad: NOTSET, SAME_UPPER, SAME_LOWER or VALID; excludes ``pads`` unless NOTSET.
         ceil_mode: 1 rounds the number of windows up.
