@@ -301,6 +301,11 @@ void backward_rows(const Call& call, int64_t begin, int64_t end) {
     Buffer<Accumulator> sent(size), sent_row(axis.output);
     Buffer<T> grad_y_row, y_row;
     const Operand &x = data_of<G>(call), &y = result_of<G>(call);
+    std::vector<FinishGradient<G>> targets;
+    const auto finish = [&] {
+        rows.finish([&](int64_t row) { return targets[row]; }, [](int64_t, int64_t) {});
+        targets.clear();
+    };
 
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = unit / geometry.channels, channel = unit % geometry.channels;
@@ -332,9 +337,11 @@ void backward_rows(const Call& call, int64_t begin, int64_t end) {
                                          if (coverings[a].taps[outer[a]].count > 0) continue;
                                          return std::fill_n(grad_x, axis.input, static_cast<T>(0.0f)), void();
                                      }
-                                     rows.compute(outer, row,
-                                                  FinishGradient<G>{gradient, x_plane + offsets[0], grad_x});
+                                     rows.add(outer, row);
+                                     targets.push_back({gradient, x_plane + offsets[0], grad_x});
+                                     if (rows.is_full()) finish();
                                  });
+        finish();
     }
 }
 
@@ -367,7 +374,7 @@ void backward_planes(const Call& call, int64_t begin, int64_t end) {
 // Channels at a time: all that are next to each other where sums are added up in place.
 template <class T>
 int64_t index_lanes(const Call& call) {
-    return std::is_same_v<T, accumulator_t<T>> ? lanes_per_row(call) : lanes_per_block(call);
+    return std::is_same_v<T, accumulator_t<T>> ? lanes_per_row(call) : lanes_per_block(call, 1 << 16);
 }
 
 // The gradient of a maximum goes where its index says: planes are added up in the order of their windows.

@@ -150,7 +150,7 @@ Task plan_short_rows([[maybe_unused]] const Call& call) {
         if (!fit || rows > most_rows) return {};
         if (call.x.strides[1 + geometry.rank] != 1 || !is_contiguous(geometry, call.y, output_size)) return {};
         const std::vector<AxisTable> tables = axis_tables(call);
-        if (!R::kInOrder && (tables.back().level_count > 1 || is_separable<R>(tables))) return {};
+        if (!R::kInOrder && (tables.back().windows_share || is_separable<R>(tables))) return {};
         const int64_t together = rows_together<Registers>(call);
         return {forward_short_rows<Registers>, ceil_div(count_rows(call, output_size), together),
                 elements_per_row(call, axis.output) * static_cast<double>(together)};

@@ -114,11 +114,13 @@ public:
           tables_(std::move(tables)),
           axis_(tables_.back()),
           divisors_(axis_.output),
-          level_count_(axis_.level_count),
           is_separable_(is_separable<R>(tables_)),
           position_strides_(position_strides),
           outer_reduction_(reduction, tables_, rank_ - 1) {
-        if constexpr (is_dear<R>) lifted_.emplace(reduction, tables_);
+        if constexpr (is_dear<R>) {
+            if (!is_separable_) lifted_.emplace(reduction, tables_);  // otherwise each is lifted once anyway
+        }
+        if (axis_.windows_share) overlapping_.emplace(reduction, axis_);
     }
 
     LaneRows(const LaneRows&) = delete;  // refers to itself
@@ -200,9 +202,10 @@ private:
     template <class Take, class Target>
     void along_row(const typename Take::Source* const* rows, int64_t count, int64_t x_step, const Take& take,
                    const Target& target) {
+        if (overlapping_) return along_row_of_overlapping(rows, count, x_step, take, target);
         // One row whose elements cost nothing to look at need not be copied.
-        const bool in_place = count == 1 && level_count_ == 1 && !is_keyed<R> &&
-                              (std::is_same_v<typename Take::Source, Accumulator> || !is_norm<R>);
+        const bool in_place =
+            count == 1 && !is_keyed<R> && (std::is_same_v<typename Take::Source, Accumulator> || !is_norm<R>);
         const std::vector<Range>& windows = tables_[rank_ - 1].taps;
         int64_t buffer_end = 0;  // the buffer holds the columns buffer_begin ... buffer_end - 1
         int64_t buffer_begin = 0;
@@ -217,9 +220,8 @@ private:
             if (!in_place && (taps.begin < buffer_begin || last >= buffer_end)) {
                 const int64_t room = kRowBufferBytes / static_cast<int64_t>(sizeof(Accumulator)) / lanes_;
                 // A later window with dilation may begin a little earlier.
-                buffer_begin = level_count_ > 1 ? 0 : std::max<int64_t>(0, taps.begin - axis_.step + 1);
-                buffer_end =
-                    level_count_ > 1 ? axis_.input : std::min(axis_.input, std::max(last + 1, buffer_begin + room));
+                buffer_begin = std::max<int64_t>(0, taps.begin - axis_.step + 1);
+                buffer_end = std::min(axis_.input, std::max(last + 1, buffer_begin + room));
                 fill_buffer(rows, count, buffer_begin, buffer_end, x_step, take);
             }
             // Windows one element apart are one run in memory.
@@ -240,16 +242,38 @@ private:
                 finish(sources<Take>().data(), taps.count, run, output, take, target);
             } else {
                 pieces_.clear();
-                const auto piece = [&](int64_t level, int64_t position) {
-                    pieces_.push_back(buffer_.data() + (level * axis_.input + position - buffer_begin) * lanes_);
-                };
-                if (level_count_ > 1) {
-                    for_each_piece<kMayOverlap<R>>(taps, piece);
-                } else {
-                    for (int64_t i = 0; i < taps.count; ++i) piece(0, taps.begin + i * taps.step);
+                for (int64_t i = 0; i < taps.count; ++i) {
+                    pieces_.push_back(buffer_.data() + (taps.begin + i * taps.step - buffer_begin) * lanes_);
                 }
                 finish(pieces_.data(), pieces_.size(), run, output, AsItIs<Accumulator>(), target);
             }
+            output += run;
+        }
+    }
+
+    template <class Take, class Target>
+    void along_row_of_overlapping(const typename Take::Source* const* rows, int64_t count, int64_t x_step,
+                                  const Take& take, const Target& target) {
+        windows_.resize(std::max<size_t>(windows_.size(), axis_.output * lanes_));
+        if constexpr (std::is_same_v<typename Take::Source, Accumulator>) {
+            if (count == 1) overlapping_->reduce(rows[0], x_step, take, windows_.data(), lanes_, lanes_);
+        }
+        if (!std::is_same_v<typename Take::Source, Accumulator> || count > 1) {
+            fill_buffer(rows, count, 0, axis_.input, x_step, take);
+            overlapping_->reduce(buffer_.data(), lanes_, AsItIs<Accumulator>(), windows_.data(), lanes_, lanes_);
+        }
+        for (int64_t output = 0; output < axis_.output;) {
+            if (divisors_[output] == 0) {
+                target.fill_empty(output++, lanes_);
+                continue;
+            }
+            int64_t run = 1;
+            while (target.is_one_run(lanes_) && output + run < axis_.output && divisors_[output + run] != 0 &&
+                   (!R::kDivides || divisors_[output + run] == divisors_[output])) {
+                ++run;
+            }
+            const Accumulator* window = windows_.data() + output * lanes_;
+            finish(&window, 1, run, output, AsItIs<Accumulator>(), target);
             output += run;
         }
     }
@@ -267,7 +291,7 @@ private:
     void fill_buffer(const typename Take::Source* const* rows, int64_t count, int64_t begin, int64_t end,
                      int64_t x_step, const Take& take) {
         const int64_t columns = end - begin;
-        buffer_.resize(std::max<size_t>(buffer_.size(), level_count_ * columns * lanes_));
+        buffer_.resize(std::max<size_t>(buffer_.size(), columns * lanes_));
         const bool one_run = x_step == lanes_ && !is_keyed<R>;
         auto& shifted = sources<Take>();
         shifted.assign(rows, rows + count);
@@ -279,7 +303,6 @@ private:
                          keep_columns(reduction_, target, begin + column, 0));
             for (auto& row : shifted) row += x_step;
         }
-        build_levels(combiner_of(reduction_), buffer_.data(), level_count_, columns, axis_.step, lanes_);
     }
 
     // The results of `run` windows from `output` on.
@@ -306,10 +329,10 @@ private:
     const AxisTable& axis_;  // the last one
     std::vector<double> divisors_;
     double divided_for_ = -1;
-    const int64_t level_count_;  // of the last axis
     const bool is_separable_;
     const int64_t* const position_strides_;
     AxisByAxis<R> outer_reduction_;
+    std::optional<OverlappingWindows<R>> overlapping_;  // along the last axis
     std::optional<LiftedRows<R>> lifted_;
 
     const T* x_ = nullptr;
@@ -321,7 +344,7 @@ private:
     std::vector<const T*> elements_, shifted_elements_;
     std::vector<const Accumulator*> pieces_;
     std::vector<int64_t> positions_;
-    Buffer<Accumulator> buffer_, sums_;
+    Buffer<Accumulator> buffer_, sums_, windows_;
     std::vector<std::pair<int64_t, int64_t>> out_of_range_;  // outputs and lanes
 };
 

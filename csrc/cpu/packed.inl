@@ -5,7 +5,7 @@
 template <class A>
 int64_t packed_planes(const Geometry& geometry, int64_t element_size) {
     constexpr int64_t least = 64 / sizeof(A) > 16 ? 64 / sizeof(A) : 16, most = 8 * least;
-    constexpr double cached_bytes = 1 << 16;
+    constexpr double cached_bytes = 1 << 17;
     double bytes = static_cast<double>(element_size);
     for (int a = 0; a < geometry.rank; ++a) {
         bytes *= static_cast<double>(std::max(geometry.axes[a].input, geometry.axes[a].output));

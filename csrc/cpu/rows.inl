@@ -21,49 +21,111 @@ inline void take_every(int64_t step, const A* source, A* target, int64_t size) {
     for (int64_t i = 0; i < size; ++i) target[i] = source[i * step];
 }
 
-// A row with its padding, as the windows along it need it.
+// How many powers of two there are up to `taps`.
+inline int levels_of(int64_t taps) {
+    int levels = 1;
+    while (taps >> levels) ++levels;
+    return levels;
+}
+
+// A window's taps as few pieces: use(level, position) from left to right. Maxima may take a tap twice.
+template <bool kMayOverlap, class Use>
+inline void for_each_piece(const Range& taps, const Use& use) {
+    int level = levels_of(taps.count) - 1;
+    int64_t taken = int64_t{1} << level;
+    use(level, taps.begin);
+    if (kMayOverlap && taken < taps.count) return use(level, taps.begin + (taps.count - taken) * taps.step);
+    while (taken < taps.count) {
+        const int64_t size = int64_t{1} << --level;
+        if (taps.count - taken < size) continue;
+        use(level, taps.begin + taken * taps.step);
+        taken += size;
+    }
+}
+
 template <class R>
-class PaddedRow {
+constexpr bool kMayOverlap = std::is_base_of_v<Largest<typename R::Accumulator>, R>;
+
+// Level l holds at position i the reduction of the 2^l taps from i on, `step` apart. Of `count` levels, each with room
+// for level_size accumulators, all but the first are built, as far as those of the first one go.
+template <class Combiner>
+void build_levels(const Combiner& combiner, typename Combiner::Accumulator* levels, int64_t count, int64_t level_size,
+                  int64_t size, int64_t step) {
+    constexpr int lanes = kLanes<typename Combiner::Accumulator>;
+    for (int64_t level = 1; level < count; ++level) {
+        const auto* below = levels + (level - 1) * level_size;
+        auto* target = levels + level * level_size;
+        const int64_t half = step << (level - 1);
+        in_vectors<lanes>(size - 2 * half + step, [&](int64_t i, auto n) {
+            store(target + i, combiner.combine(load<n>(below + i), load<n>(below + i + half)));
+        });
+    }
+}
+
+// Some rows with their padding, as the windows along them need them. They are worked on together: what has just been
+// written cannot be read at once in vectors that begin elsewhere.
+template <class R>
+class PaddedRows {
 public:
     using Accumulator = typename R::Accumulator;
 
-    PaddedRow(const R& reduction, const Axis& axis, const AxisTable& table)
+    PaddedRows(const R& reduction, const Axis& axis, const AxisTable& table)
         : reduction_(reduction),
           axis_(axis),
-          phase_size_(ceil_div(row_reach(axis), axis.stride)),
-          size_(std::max(phase_size_ * axis.stride, axis.pad_begin + axis.input)),
-          level_count_(table.level_count > 1 ? levels_of(axis.kernel) : 1) {
-        // Behind it, room for what take_every() reads too far.
-        padded_.assign(size_ * level_count_ + kLanes<Accumulator> + axis.stride, reduction.identity());
+          level_count_(table.windows_share ? levels_of(axis.kernel) : 1),
+          size_(padded_size(axis)),
+          capacity_(std::clamp<int64_t>(kRowBufferBytes / sizeof(Accumulator) / (size_ * level_count_), 1, 8)) {
+        // Behind them, room for what take_every() reads too far.
+        padded_.assign(level_count_ * capacity_ * size_ + kLanes<Accumulator> + axis.stride, reduction.identity());
         const Range window{0, axis.kernel, axis.dilation};
         if (level_count_ > 1) {
             for_each_piece<kMayOverlap<R>>(window, [&](int64_t level, int64_t position) { add(level, position); });
         } else {
             for (int64_t j = 0; j < axis.kernel; ++j) add(0, j * axis.dilation);
         }
-        if (axis.stride > 1) phases_.resize(sources_.size() * phase_size_);
+        if (axis.stride > 1) phases_.resize(sources_.size() * phase_size());
         for (const auto& [source, position] : places_) {
-            taps_.push_back(axis.stride > 1 ? phases_.data() + source * phase_size_ + position
+            taps_.push_back(axis.stride > 1 ? phases_.data() + source * phase_size() + position
                                             : padded_.data() + sources_[source] + position);
         }
     }
 
-    Accumulator* data() { return padded_.data() + axis_.pad_begin; }
+    int64_t capacity() const { return capacity_; }
 
-    // To be called when data() has been filled: the pieces of window o are then taps[0][o], taps[1][o], ...
-    const std::vector<const Accumulator*>& taps() {
-        build_levels(combiner_of(reduction_), padded_.data(), level_count_, size_, axis_.dilation, 1);
+    // Where the data of a row go.
+    Accumulator* data(int64_t row) { return padded_.data() + row * size_ + axis_.pad_begin; }
+
+    // To be called when the first `rows` of them are there,
+    void prepare(int64_t rows) {
+        build_levels(combiner_of(reduction_), padded_.data(), level_count_, capacity_ * size_, rows * size_,
+                     axis_.dilation);
         for (size_t i = 0; i < sources_.size() && axis_.stride > 1; ++i) {
-            take_every(axis_.stride, padded_.data() + sources_[i], phases_.data() + i * phase_size_, phase_size_);
+            take_every(axis_.stride, padded_.data() + sources_[i], phases_.data() + i * phase_size(),
+                       rows * (size_ / axis_.stride));
         }
+    }
+
+    // and then for each: the pieces of window o are taps[0][o], taps[1][o], ...
+    const std::vector<const Accumulator*>& taps(int64_t row) {
+        const int64_t move = (row - current_row_) * (size_ / axis_.stride);
+        for (const Accumulator*& tap : taps_) tap += move;
+        current_row_ = row;
         return taps_;
     }
 
 private:
+    // Rows begin where vectors do, those of phases too if there are few of these.
+    static int64_t padded_size(const Axis& axis) {
+        const int64_t unit = axis.stride <= 2 ? axis.stride * kLanes<Accumulator> : axis.stride;
+        return ceil_div(std::max(row_reach(axis), axis.pad_begin + axis.input), unit) * unit;
+    }
+
+    int64_t phase_size() const { return capacity_ * (size_ / axis_.stride); }
+
     // Positions of neighbouring windows are a stride apart: those of one phase (position modulo stride) are brought
     // together.
     void add(int64_t level, int64_t position) {
-        const int64_t source = level * size_ + position % axis_.stride;
+        const int64_t source = level * capacity_ * size_ + position % axis_.stride;
         const auto found = std::find(sources_.begin(), sources_.end(), source);
         places_.emplace_back(found - sources_.begin(), position / axis_.stride);
         if (found == sources_.end()) sources_.push_back(source);
@@ -71,17 +133,18 @@ private:
 
     const R& reduction_;
     const Axis& axis_;
-    const int64_t phase_size_;
-    const int64_t size_;
     const int64_t level_count_;
+    const int64_t size_;       // of a row
+    const int64_t capacity_;   // rows
+    int64_t current_row_ = 0;  // asked for last
     Buffer<Accumulator> padded_, phases_;
     std::vector<int64_t> sources_;                     // where phases begin in padded_
     std::vector<std::pair<int64_t, int64_t>> places_;  // of pieces: number of the phase, position in it
-    std::vector<const Accumulator*> taps_;
+    std::vector<const Accumulator*> taps_;             // of the current row
 };
 
 // Rows of a plane, each along the last axis: for each position, the taps that the tables name along the outer axes and
-// the window of the last one.
+// the window of the last one. Some are gathered and then finished together.
 template <class R>
 class PlaneRows {
 public:
@@ -100,12 +163,14 @@ public:
           padded_(reduction, axis_, tables_[last_]),
           sums_(axis.output),
           position_strides_(position_strides) {
-        if constexpr (is_dear<R>) lifted_.emplace(reduction, tables_);
+        if constexpr (is_dear<R>) {
+            if (!is_separable_) lifted_.emplace(reduction, tables_);  // otherwise each is lifted once anyway
+        }
     }
 
     PlaneRows(const PlaneRows&) = delete;  // refers to itself
 
-    // The plane whose rows are asked for next, and the strides of its axes; the last one is 1.
+    // The plane whose rows come next, and the strides of its axes; the last one is 1.
     void set_plane(const T* x, const int64_t* strides) {
         x_ = x;
         strides_ = strides;
@@ -113,56 +178,61 @@ public:
         if (lifted_) lifted_->forget(1);
     }
 
-    // The row at these outer coordinates, the row_index-th of the plane: put(i, results). At least one of its windows
-    // has data.
-    template <class Put>
-    void compute(const int64_t* outer, int64_t row_index, const Put& put) {
-        for (int a = 0; a < last_; ++a) taps_[a] = tables_[a].taps[outer[a]];
+    // The row at these outer coordinates, the row_index-th of the plane. At least one of its windows has data.
+    void add(const int64_t* outer, int64_t row_index) {
+        Accumulator* const target = padded_.data(count_++);
         if (is_separable_) {
-            std::copy_n(reduced_rows_ + row_index * axis_.input, axis_.input, padded_.data());
+            std::copy_n(reduced_rows_ + row_index * axis_.input, axis_.input, target);
         } else {
-            combine_rows();
-        }
-        const std::vector<const Accumulator*>& pieces = padded_.taps();
-        const auto count = static_cast<int64_t>(pieces.size());
-        const AsItIs<Accumulator> take;
-        any_out_of_range_ = false;
-        if constexpr (may_leave_range<R>) {
-            combine_taps(combiner_of(reduction_), pieces.data(), count, axis_.output, take,
-                         Keep<Accumulator>{sums_.data()});
-            any_out_of_range_ = finish_sums(reduction_, sums_.data(), axis_.output, put);
-        } else {
-            combine_taps(combiner_of(reduction_), pieces.data(), count, axis_.output, take, put);
+            for (int a = 0; a < last_; ++a) taps_[a] = tables_[a].taps[outer[a]];
+            combine_rows(target);
         }
     }
 
-    // The windows of the last row that need the slow way: again(taps, output).
-    template <class Redo>
-    void redo(const Redo& again) {
-        for (int64_t output = 0; any_out_of_range_ && output < axis_.output; ++output) {
-            taps_[last_] = tables_[last_].taps[output];
-            if (reduction_.out_of_range(sums_[output])) again(taps_, output);
+    bool is_full() const { return count_ == padded_.capacity(); }
+
+    // Finishes the rows that have been added: put_of(row)(i, results). Windows that need the slow way:
+    // again(row, output).
+    template <class PutOf, class Again>
+    void finish(const PutOf& put_of, [[maybe_unused]] const Again& again) {
+        padded_.prepare(count_);
+        for (int64_t row = 0; row < count_; ++row) {
+            const std::vector<const Accumulator*>& pieces = padded_.taps(row);
+            const auto count = static_cast<int64_t>(pieces.size());
+            const AsItIs<Accumulator> take;
+            if constexpr (may_leave_range<R>) {
+                combine_taps(combiner_of(reduction_), pieces.data(), count, axis_.output, take,
+                             Keep<Accumulator>{sums_.data()});
+                if (!finish_sums(reduction_, sums_.data(), axis_.output, put_of(row))) continue;
+                for (int64_t output = 0; output < axis_.output; ++output) {
+                    if (reduction_.out_of_range(sums_[output])) again(row, output);
+                }
+            } else {
+                combine_taps(combiner_of(reduction_), pieces.data(), count, axis_.output, take, put_of(row));
+            }
         }
+        count_ = 0;
     }
 
 private:
-    void combine_rows() {
+    void combine_rows(Accumulator* target) {
         taps_[last_] = {0, 1, 1};
         if constexpr (is_dear<R>) {
             const auto& rows = lifted_->at(taps_, last_ + 1, x_, strides_);
             return combine_taps(combiner_of(reduction_), rows.data(), static_cast<int64_t>(rows.size()), axis_.input,
-                                AsItIs<Accumulator>(), Keep<Accumulator>{padded_.data()});
+                                AsItIs<Accumulator>(), Keep<Accumulator>{target});
         }
         rows_.clear();
         for_each_row<1>(taps_, last_ + 1, {strides_},
                         [&](const int64_t (&offsets)[1], const int64_t*) { rows_.push_back(x_ + offsets[0]); });
+        prefetch_ahead(rows_.back(), elements_per_output_row(tables_));
         if (is_keyed<R>) {
             positions_.clear();
             for_each_row<1>(taps_, last_ + 1, {position_strides_},
                             [&](const int64_t (&offsets)[1], const int64_t*) { positions_.push_back(offsets[0]); });
         }
         combine_taps(combiner_of(reduction_), rows_.data(), static_cast<int64_t>(rows_.size()), axis_.input,
-                     lift_rows(reduction_, positions_), keep_columns(reduction_, padded_.data(), 0, 1));
+                     lift_rows(reduction_, positions_), keep_columns(reduction_, target, 0, 1));
     }
 
     const R& reduction_;
@@ -172,14 +242,14 @@ private:
     const bool is_separable_;
     AxisByAxis<R> outer_reduction_;
     std::optional<LiftedRows<R>> lifted_;
-    PaddedRow<R> padded_;
+    PaddedRows<R> padded_;
     Buffer<Accumulator> sums_;
     const int64_t* const position_strides_;
 
     const T* x_ = nullptr;
     const int64_t* strides_ = nullptr;
     const Accumulator* reduced_rows_ = nullptr;
-    bool any_out_of_range_ = false;
+    int64_t count_ = 0;  // rows that have been added
     Range taps_[kMaxSpatialRank];
     std::vector<const T*> rows_;
     std::vector<int64_t> positions_;
@@ -219,32 +289,61 @@ void forward_rows(const Call& call, int64_t begin, int64_t end) {
     const bool has_empty_window = table.has_empty_window();
     PlaneRows<R> rows(reduction, tables, geometry.axes[last], position_strides<R>(call));
     RowDivisors<typename R::Accumulator> divisors(table);
-    const T* current_plane = nullptr;
 
+    struct Target {
+        int64_t row;
+        double factor;  // what the outer axes make of its divisors
+        T* y;
+        int64_t* indices;
+        int64_t first_index;
+    };
+    std::vector<Target> targets;
+    const auto put_of = [&](int64_t i) {
+        const Target& target = targets[i];
+        if constexpr (is_keyed<R>) {
+            return FinishKeys<R>{reduction, target.y, target.indices, target.first_index, 0};
+        } else {
+            return FinishEach<R>{reduction, target.y, divisors.of(target.factor)};
+        }
+    };
+    const auto compute_again = [&](int64_t i, int64_t output) {
+        if constexpr (is_norm<R>) {
+            const RowPosition position(call, targets[i].row, output_size);
+            Range taps[kMaxSpatialRank];
+            for (int a = 0; a < last; ++a) taps[a] = tables[a].taps[position.outer[a]];
+            taps[last] = table.taps[output];
+            targets[i].y[output] = rescaled_norm<T>(call, taps, plane_of<const T>(call.x, position));
+        }
+    };
+    const auto fill_empty = [&](const Target& target) {
+        for (int64_t output = 0; output < table.output; ++output) {
+            if (target.factor * table.factors[output] != 0) continue;
+            target.y[output] = reduction.empty();
+            if (is_keyed<R>) target.indices[output] = -1;
+        }
+    };
+
+    const T* current_plane = nullptr;
     RowPosition position(call, begin, output_size);
     for (int64_t row = begin; row < end; ++row, position.advance()) {
         const T* plane = plane_of<const T>(call.x, position);
-        T* y = row_of<T>(call.y, position, geometry.rank);
-        int64_t* indices = is_keyed<R> ? row_of<int64_t>(call.indices, position, geometry.rank) : nullptr;
-        const double factor = outer_factor(tables, position.outer);
-        if (factor != 0) {
+        Target target{row, outer_factor(tables, position.outer), row_of<T>(call.y, position, geometry.rank), nullptr,
+                      0};
+        if constexpr (is_keyed<R>) {
+            target.indices = row_of<int64_t>(call.indices, position, geometry.rank);
+            target.first_index = first_index(call, position.image, position.channel);
+        }
+        if (target.factor == 0) {
+            fill_empty(target);
+        } else {
             if (plane != current_plane) rows.set_plane(plane, call.x.strides + 2);
             current_plane = plane;
-            if constexpr (is_keyed<R>) {
-                const int64_t index = first_index(call, position.image, position.channel);
-                rows.compute(position.outer, 0, FinishKeys<R>{reduction, y, indices, index, 0});
-            } else {
-                rows.compute(position.outer, position.row_in_plane(), FinishEach<R>{reduction, y, divisors.of(factor)});
-            }
-            if constexpr (may_leave_range<R>) {
-                rows.redo([&](const Range* taps, int64_t output) { y[output] = rescaled_norm<T>(call, taps, plane); });
-            }
+            rows.add(position.outer, position.row_in_plane());
+            targets.push_back(target);
         }
-        if (factor != 0 && !has_empty_window) continue;
-        for (int64_t output = 0; output < table.output; ++output) {
-            if (factor * table.factors[output] != 0) continue;
-            y[output] = reduction.empty();
-            if (is_keyed<R>) indices[output] = -1;
-        }
+        if (!rows.is_full() && row + 1 < end) continue;
+        rows.finish(put_of, compute_again);
+        for (size_t i = 0; has_empty_window && i < targets.size(); ++i) fill_empty(targets[i]);
+        targets.clear();
     }
 }

@@ -17,6 +17,7 @@ public:
           call_(call),
           outputs_(tables.back().output),
           registers_(ceil_div(tables.back().input, kCount)),
+          prefetched_(elements_per_output_row(tables)),
           last_lanes_(first_lanes(tables.back().input - (registers_ - 1) * kCount)) {
         const int last = static_cast<int>(tables.size()) - 1;
         Range taps[kMaxSpatialRank];
@@ -155,14 +156,13 @@ private:
     template <bool kOneRegister>
     __attribute__((noinline)) void read_plane(const T* plane, const Taps* row, int64_t rows, int64_t begin, int64_t end,
                                               Accumulator* target) const {
-        constexpr int64_t ahead = 4096 / sizeof(T);  // processors do not foresee loads with masks well
         const int64_t full = kOneRegister ? 0 : (registers_ - 1) * kCount;
         const LaneMask rest = last_lanes_;
         const int64_t* const taps = taps_.data();
         for (; rows > 0; --rows, ++row) {
             const int64_t* const first = taps + row->begin + begin;
             const int64_t* const last = taps + (R::kInOrder ? std::min(row->begin + end, row->end) : row->end);
-            if (first < last) __builtin_prefetch(plane + *first + ahead);
+            if (first < last) prefetch_ahead(plane + *first, prefetched_);
             for (int64_t i = 0; i < full; i += kCount) {
                 store(target, combined(first, last, [&](int64_t tap) { return load<kCount>(plane + tap + i); }));
                 target += kCount;
@@ -209,6 +209,7 @@ private:
     const Call& call_;
     const int64_t outputs_;
     const int64_t registers_;  // of a row
+    const int64_t prefetched_;
     const LaneMask last_lanes_;
     int64_t most_taps_ = 0;
     std::vector<int64_t> taps_;  // offsets of the rows that are combined, one row of windows after the other

@@ -1,24 +1,6 @@
 // Part of kernels.inl: see there.
-// Large windows: the reductions of 2, 4, 8, ... neighbouring taps are shared by all windows, each of which combines a
-// few of them. Nothing is ever subtracted, and sums of many taps err less than one after the other.
-
-// A window's taps as few pieces: use(level, position) from left to right. Maxima may take a tap twice.
-template <bool kMayOverlap, class Use>
-inline void for_each_piece(const Range& taps, const Use& use) {
-    int level = levels_of(taps.count) - 1;
-    int64_t taken = int64_t{1} << level;
-    use(level, taps.begin);
-    if (kMayOverlap && taken < taps.count) return use(level, taps.begin + (taps.count - taken) * taps.step);
-    while (taken < taps.count) {
-        const int64_t size = int64_t{1} << --level;
-        if (taps.count - taken < size) continue;
-        use(level, taps.begin + taken * taps.step);
-        taken += size;
-    }
-}
-
-template <class R>
-constexpr bool kMayOverlap = std::is_base_of_v<Largest<typename R::Accumulator>, R>;
+// Large windows: axes are reduced one after the other, and what windows along an axis have in common is combined once.
+// Nothing is ever subtracted, and sums of many taps err less than one after the other.
 
 // Whether axes are reduced one after the other, rather than all outer ones at once.
 template <class R>
@@ -29,28 +11,13 @@ bool is_separable(const std::vector<AxisTable>& tables) {
         int64_t most = 0;
         for (const Range& range : tables[a].taps) most = std::max(most, range.count);
         taps *= static_cast<double>(most);
-        if (tables[a].level_count > 1) return true;
+        if (tables[a].windows_share) return true;
     }
     return tables.size() > 2 && taps > 32;
 }
 
-// Level l holds at position i the reduction of the 2^l taps from i on, `dilation` apart. All levels but the first are
-// built, of `size` positions with `run` accumulators each, one level after the other.
-template <class Combiner>
-void build_levels(const Combiner& combiner, typename Combiner::Accumulator* levels, int64_t count, int64_t size,
-                  int64_t dilation, int64_t run) {
-    constexpr int lanes = kLanes<typename Combiner::Accumulator>;
-    for (int64_t level = 1; level < count; ++level) {
-        const auto* below = levels + (level - 1) * size * run;
-        auto* target = levels + level * size * run;
-        const int64_t half = dilation << (level - 1);
-        const int64_t positions = size - 2 * half + dilation;
-        if (positions <= 0) return;
-        in_vectors<lanes>(positions * run, [&](int64_t i, auto n) {
-            store(target + i, combiner.combine(load<n>(below + i), load<n>(below + i + half * run)));
-        });
-    }
-}
+// What blocks of positions keep, see below, stays in the caches.
+constexpr int64_t kSlidingBytes = 131072;
 
 // Windows that overlap a lot along an axis, in three combinations for each position whatever their size (van Herk,
 // 1992; Gil and Werman, 1993): positions are divided into blocks as long as the longest window. No window reaches over
@@ -61,39 +28,60 @@ class OverlappingWindows {
 public:
     using Accumulator = typename R::Accumulator;
 
-    OverlappingWindows(const R& reduction, const AxisTable& table) : reduction_(reduction), table_(table) {
-        const int64_t step = table.step;
+    OverlappingWindows(const R& reduction, const AxisTable& table) : reduction_(reduction), step_(table.step) {
         for (int64_t output = 0; output < table.output; ++output) {
             const Range& taps = table.taps[output];
             if (taps.count == 0) {
                 empty_.push_back(output);
                 continue;
             }
-            const int64_t begin = taps.begin / step;
-            windows_.push_back({taps.begin % step, begin, begin + taps.count - 1, output});
+            const int64_t begin = taps.begin / step_;
+            windows_.push_back({taps.begin % step_, begin, begin + taps.count - 1, output});
             block_ = std::max(block_, taps.count);
         }
         std::stable_sort(windows_.begin(), windows_.end(), [](const Window& a, const Window& b) {
             return std::pair(a.first_position, a.last) < std::pair(b.first_position, b.last);
         });
+        for (size_t i = 0; i < windows_.size();) {
+            const int64_t first_position = windows_[i].first_position;
+            const int64_t positions = ceil_div(table.input - first_position, step_);
+            for (int64_t begin = 0; i < windows_.size() && windows_[i].first_position == first_position;) {
+                const int64_t end = std::min(begin + block_, positions);
+                const size_t first_window = i;
+                while (i < windows_.size() && windows_[i].first_position == first_position && windows_[i].last < end)
+                    ++i;
+                blocks_.push_back({first_position, begin, end, first_window, i});
+                begin = end;
+            }
+        }
     }
 
-    // `run` accumulators at each position, strip by strip: a block of each stays in the first-level cache.
+    // `run` accumulators at each position.
     template <class Take>
     void reduce(const typename Take::Source* source, int64_t source_step, const Take& take, Accumulator* target,
                 int64_t target_step, int64_t run) {
-        constexpr int64_t cached = 32768 / sizeof(Accumulator), lanes = kLanes<Accumulator>;
-        const int64_t strips = ceil_div(run, std::max(2 * lanes, cached / block_));
-        const int64_t strip = ceil_div(ceil_div(run, strips), lanes) * lanes;
-        rows_.resize(block_ * strip);
-        prefixes_.resize(2 * strip);
+        constexpr int lanes = kLanes<Accumulator>, pair = 2 * lanes;
+        constexpr int64_t cached = kSlidingBytes / sizeof(Accumulator);
+        for (int64_t output : empty_) std::fill_n(target + output * target_step, run, reduction_.identity());
+        const int64_t strip = std::max<int64_t>(1, cached / (block_ * pair)) * pair;
+        rows_.resize((std::min(strip, run) + pair) * block_);
         for (int64_t begin = 0; begin < run; begin += strip) {
             const int64_t size = std::min(strip, run - begin);
-            for (int64_t output : empty_)
-                std::fill_n(target + output * target_step + begin, size, reduction_.identity());
-            NextWindow next = windows_.begin();
-            while (next != windows_.end()) {
-                next = reduce_positions(next, source + begin, source_step, take, target + begin, target_step, size);
+            for (const Block& block : blocks_) {
+                Accumulator* rows = rows_.data();
+                const auto column = [&](int64_t i, auto count, auto vectors) {
+                    reduce_column<count, vectors>(block, source + begin + i, source_step, take, rows,
+                                                  target + begin + i, target_step);
+                    rows += count * vectors * block_;
+                };
+                if (size >= pair) {
+                    constexpr std::integral_constant<int, lanes> count;
+                    constexpr std::integral_constant<int, 2> vectors;
+                    for (int64_t i = 0; i < size; i += pair) column(std::min(i, size - pair), count, vectors);
+                } else {
+                    constexpr std::integral_constant<int, 1> vectors;
+                    in_vectors<lanes>(size, [&](int64_t i, auto count) { column(i, count, vectors); });
+                }
             }
         }
     }
@@ -104,86 +92,77 @@ private:
     struct Window {
         int64_t first_position, begin, last, output;
     };
-    using NextWindow = typename std::vector<Window>::const_iterator;
+    struct Block {
+        int64_t first_position, begin, end;
+        size_t first_window, end_window;  // of those that end in it
+    };
 
-    // All windows over the positions that the next one's taps are among. Returns what comes after them.
-    template <class Take>
-    NextWindow reduce_positions(NextWindow next, const typename Take::Source* source, int64_t source_step,
-                                const Take& take, Accumulator* target, int64_t target_step, int64_t size) {
+    // A block's part of a few vectors next to each other. Its rows, one for each position, hold what the block before
+    // has from there on, and then what this block has.
+    template <int kCount, int kVectors, class Take>
+    void reduce_column(const Block& block, const typename Take::Source* x, int64_t x_step, const Take& take,
+                       Accumulator* rows, Accumulator* target, int64_t target_step) const {
+        using V = decltype(load<kCount>(rows));
+        constexpr int64_t size = kCount * kVectors;
         const auto& combiner = combiner_of(reduction_);
-        const int64_t first_position = next->first_position;
-        const int64_t count = ceil_div(table_.input - first_position, table_.step);
-        const int64_t row_size = ceil_div(size, kLanes<Accumulator>) * kLanes<Accumulator>;
-        const auto row = [&](int64_t i) { return rows_.data() + i * row_size; };
-        const auto is_left = [&] { return next != windows_.end() && next->first_position == first_position; };
-        source += first_position * source_step;
-        source_step *= table_.step;
-        for (int64_t begin = 0; begin < count && is_left(); begin += block_) {
-            // Rows hold what the block before has from each position on, and then, one by one, what this block has at
-            // each position.
-            const int64_t end = std::min(begin + block_, count);
-            const Accumulator* prefix = row(0);
-            inside_.clear();
-            for (int64_t i = begin; i < end; ++i) {
-                const auto* x = source + i * source_step;
-                if (i == begin) {
-                    combine_taps(combiner, &x, 1, size, take, Keep<Accumulator>{row(0)});
-                } else {
-                    prefix = extend(prefix, x, take, row(i - begin), prefixes_.data() + i % 2 * row_size, size);
-                }
-                for (; is_left() && next->last == i; ++next) {
-                    const Keep<Accumulator> result{target + next->output * target_step};
-                    const Accumulator* parts[] = {prefix, nullptr};
-                    if (next->begin > begin) {
-                        inside_.push_back(*next);
-                    } else if (next->begin == begin) {
-                        combine_taps(combiner, parts, 1, size, AsItIs<Accumulator>(), result);
-                    } else {
-                        parts[1] = parts[0];
-                        parts[0] = row(next->begin - begin + block_);
-                        combine_taps(combiner, parts, 2, size, AsItIs<Accumulator>(), result);
-                    }
-                }
-            }
-            for (const Window& window : inside_) {
-                if (window.last == end - 1) continue;
-                pieces_.clear();
-                for (int64_t i = window.begin; i <= window.last; ++i) pieces_.push_back(row(i - begin));
-                combine_taps(combiner, pieces_.data(), static_cast<int64_t>(pieces_.size()), size,
-                             AsItIs<Accumulator>(), Keep<Accumulator>{target + window.output * target_step});
-            }
-            for (int64_t i = end - begin - 2; i > 0; --i) {
-                const Accumulator* parts[] = {row(i), row(i + 1)};
-                combine_taps(combiner, parts, 2, row_size, AsItIs<Accumulator>(), Keep<Accumulator>{row(i)});
-            }
-            for (const Window& window : inside_) {
-                if (window.last < end - 1) continue;
-                std::copy_n(row(window.begin - begin), size, target + window.output * target_step);
-            }
-        }
-        return next;
-    }
+        const Window* const first_window = windows_.data() + block.first_window;
+        const Window* const end_window = windows_.data() + block.end_window;
+        const auto row = [&](int64_t i) { return rows + (i - block.begin) * size; };
+        const auto put = [&](const Window& window, const V(&result)[kVectors]) {
+            for (int v = 0; v < kVectors; ++v) store(target + window.output * target_step + v * kCount, result[v]);
+        };
+        const auto combine_row = [&](V(&sums)[kVectors], const Accumulator* other) {
+            for (int v = 0; v < kVectors; ++v) sums[v] = combiner.combine(load<kCount>(other + v * kCount), sums[v]);
+        };
 
-    // The prefix that is one element longer, and that element.
-    template <class Take>
-    const Accumulator* extend(const Accumulator* prefix, const typename Take::Source* x, const Take& take,
-                              Accumulator* element, Accumulator* longer, int64_t size) const {
-        in_vectors<kLanes<Accumulator>>(size, [&](int64_t i, auto n) {
-            const auto lifted = take(load<n>(x + i), 0);
-            store(element + i, lifted);
-            store(longer + i, combiner_of(reduction_).combine(load<n>(prefix + i), lifted));
-        });
-        return longer;
+        V prefix[kVectors];
+        for (V& sum : prefix) sum = filled<V>(reduction_.identity());
+        bool any_inside = false;
+        const Window* window = first_window;
+        x_step *= step_;
+        x += block.first_position * (x_step / step_) + block.begin * x_step;
+        for (int64_t i = block.begin; i < block.end; ++i, x += x_step) {
+            V element[kVectors];
+            for (int v = 0; v < kVectors; ++v) {
+                element[v] = take(load<kCount>(x + v * kCount), 0);
+                __builtin_prefetch(x + v * kCount + block_ * x_step);  // too far apart for processors to foresee
+                prefix[v] = combiner.combine(prefix[v], element[v]);
+            }
+            for (; window != end_window && window->last == i; ++window) {
+                if (window->begin < block.begin) {
+                    V sums[kVectors];
+                    std::copy_n(prefix, kVectors, sums);
+                    combine_row(sums, row(window->begin + block_));
+                    put(*window, sums);
+                } else if (window->begin == block.begin) {
+                    put(*window, prefix);
+                } else {
+                    any_inside = true;
+                }
+            }
+            for (int v = 0; v < kVectors; ++v) store(row(i) + v * kCount, element[v]);
+        }
+
+        V suffix[kVectors];
+        for (V& sum : suffix) sum = filled<V>(reduction_.identity());
+        for (int64_t i = block.end - 1; i > block.begin; --i) {
+            combine_row(suffix, row(i));
+            for (int v = 0; v < kVectors; ++v) store(row(i) + v * kCount, suffix[v]);
+        }
+        for (window = first_window; any_inside && window != end_window; ++window) {
+            if (window->begin <= block.begin) continue;
+            for (int v = 0; v < kVectors; ++v) suffix[v] = load<kCount>(row(window->begin) + v * kCount);
+            put(*window, suffix);
+        }
     }
 
     const R& reduction_;
-    const AxisTable& table_;
+    const int64_t step_;
     int64_t block_ = 1;
     std::vector<Window> windows_;  // in the order in which they are complete
-    std::vector<int64_t> empty_;   // the others
-    Buffer<Accumulator> rows_, prefixes_;
-    std::vector<Window> inside_;  // a block, from its second position on or later
-    std::vector<const Accumulator*> pieces_;
+    std::vector<Block> blocks_;
+    std::vector<int64_t> empty_;  // the other windows
+    Buffer<Accumulator> rows_;
 };
 
 // Sums, or maxima, along the first spatial axes, one after the other: of one plane, or of some lanes.
@@ -197,7 +176,7 @@ public:
         : reduction_(reduction), tables_(tables), reduced_axes_(reduced_axes) {
         overlapping_.resize(reduced_axes);
         for (int a = 0; a < reduced_axes; ++a) {
-            if (tables[a].level_count > 1) overlapping_[a].emplace(reduction, tables[a]);
+            if (tables[a].windows_share) overlapping_[a].emplace(reduction, tables[a]);
         }
     }
 

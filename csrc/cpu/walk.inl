@@ -37,15 +37,15 @@ inline int64_t lanes_per_row(const Call& call) {
     return call.channels_innermost ? std::min(kChannelBlock, call.geometry.channels) : 1;
 }
 
-// Where whole planes are worked on: as many channels as stay in the caches.
-inline int64_t lanes_per_block(const Call& call) {
-    constexpr double cached_accumulators = 1 << 16;
+// Where whole planes are worked on: as many channels as these accumulators are enough for. Reading long runs of memory
+// is worth more than what caches hold.
+inline int64_t lanes_per_block(const Call& call, double accumulators = 1 << 19) {
     double plane = 1;
     for (int a = 0; a < call.geometry.rank; ++a) {
         plane *= static_cast<double>(std::max(call.geometry.axes[a].input, call.geometry.axes[a].output));
     }
     int64_t lanes = lanes_per_row(call);
-    while (lanes > 16 && static_cast<double>(lanes) * plane > cached_accumulators) lanes = (lanes + 1) / 2;
+    while (lanes > 16 && static_cast<double>(lanes) * plane > accumulators) lanes = (lanes + 1) / 2;
     return lanes;
 }
 
@@ -164,13 +164,6 @@ constexpr bool is_dear = false;
 template <class T>
 constexpr bool is_dear<LpNorm<T, 0>> = true;
 
-// How many powers of two there are up to `taps`.
-inline int levels_of(int64_t taps) {
-    int levels = 1;
-    while (taps >> levels) ++levels;
-    return levels;
-}
-
 // Along one axis, what every result is made of: looked up rather than computed for every row.
 struct AxisTable {
     int64_t input;
@@ -178,18 +171,18 @@ struct AxisTable {
     int64_t step;  // between the taps of a result
     std::vector<Range> taps;
     std::vector<double> factors;  // of divisors, 0 without taps; float64: three huge axes have more than int64 counts
-    int level_count;              // see sliding.inl
+    bool windows_share;           // what several of them have in common is combined once: see sliding.inl
 
     // The taps of windows.
     static AxisTable of_windows(const Axis& axis, Divisor divisor) {
-        AxisTable table{axis.input, axis.output, axis.dilation, {}, {}, 1};
+        AxisTable table{axis.input, axis.output, axis.dilation, {}, {}, false};
         table.taps.reserve(axis.output);
         table.factors.reserve(axis.output);
         for (int64_t output = 0; output < axis.output; ++output) {
             table.taps.push_back(data_taps(axis, output));
             table.factors.push_back(static_cast<double>(counted_taps(axis, output, divisor)));
         }
-        table.choose_levels();
+        table.choose_sharing();
         return table;
     }
 
@@ -197,30 +190,28 @@ struct AxisTable {
 
     // For gradients: the windows that cover each element.
     static AxisTable of_coverings(const Axis& axis) {
-        AxisTable table{axis.output, axis.input, 1, {}, {}, 1};
+        AxisTable table{axis.output, axis.input, 1, {}, {}, false};
         table.taps.reserve(axis.input);
         for (int64_t input = 0; input < axis.input; ++input) {
             table.taps.push_back(covering_windows(axis, input));
             table.factors.push_back(table.taps.back().count > 0);
             if (table.taps.back().count > 1) table.step = table.taps.back().step;
         }
-        table.choose_levels();
+        table.choose_sharing();
         return table;
     }
 
 private:
     // Sharing has to save more than it costs. The same for all reductions and layouts, since the order of additions
     // depends on it.
-    void choose_levels() {
+    void choose_sharing() {
         double all = 0;
         int64_t most = 0;
         for (const Range& range : taps) {
             all += static_cast<double>(range.count);
             most = std::max(most, range.count);
         }
-        const int levels = levels_of(most);
-        const double shared = static_cast<double>(levels - 1) * static_cast<double>(input);
-        if (most >= 8 && all > 1.5 * (shared + 2 * static_cast<double>(output))) level_count = levels;
+        windows_share = most >= 8 && all > 6 * static_cast<double>(input) + 3 * static_cast<double>(output);
     }
 };
 
@@ -229,6 +220,12 @@ inline double outer_factor(const std::vector<AxisTable>& tables, const int64_t* 
     double factor = 1;
     for (size_t a = 0; a + 1 < tables.size(); ++a) factor *= tables[a].factors[outer[a]];
     return factor;
+}
+
+// Elements of the input for each row of the output, along the last two axes.
+inline int64_t elements_per_output_row(const std::vector<AxisTable>& tables) {
+    const size_t last = tables.size() - 1;
+    return tables[last].input * (last == 0 ? 1 : ceil_div(tables[last - 1].input, tables[last - 1].output));
 }
 
 inline std::vector<AxisTable> axis_tables(const Call& call) {
