@@ -120,7 +120,7 @@ public:
         if constexpr (is_dear<R>) {
             if (!is_separable_) lifted_.emplace(reduction, tables_);  // otherwise each is lifted once anyway
         }
-        if (axis_.windows_share) overlapping_.emplace(reduction, axis_);
+        if (axis_.windows_share) overlapping_.emplace(combiner_of(reduction), reduction.identity(), axis_);
     }
 
     LaneRows(const LaneRows&) = delete;  // refers to itself
@@ -332,7 +332,7 @@ private:
     const bool is_separable_;
     const int64_t* const position_strides_;
     AxisByAxis<R> outer_reduction_;
-    std::optional<OverlappingWindows<R>> overlapping_;  // along the last axis
+    std::optional<WindowsOf<R>> overlapping_;  // along the last axis
     std::optional<LiftedRows<R>> lifted_;
 
     const T* x_ = nullptr;

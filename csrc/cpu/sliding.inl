@@ -23,12 +23,14 @@ constexpr int64_t kSlidingBytes = 131072;
 // 1992; Gil and Werman, 1993): positions are divided into blocks as long as the longest window. No window reaches over
 // more than two of them, and one that does is what its first block has from its first tap on and what its second block
 // has up to its last tap.
-template <class R>
+template <class Combiner>
 class OverlappingWindows {
 public:
-    using Accumulator = typename R::Accumulator;
+    using Accumulator = typename Combiner::Accumulator;
 
-    OverlappingWindows(const R& reduction, const AxisTable& table) : reduction_(reduction), step_(table.step) {
+    // `identity` is the accumulator of no data.
+    OverlappingWindows(const Combiner& combiner, Accumulator identity, const AxisTable& table)
+        : combiner_(combiner), identity_(identity), step_(table.step) {
         for (int64_t output = 0; output < table.output; ++output) {
             const Range& taps = table.taps[output];
             if (taps.count == 0) {
@@ -61,8 +63,11 @@ public:
     void reduce(const typename Take::Source* source, int64_t source_step, const Take& take, Accumulator* target,
                 int64_t target_step, int64_t run) {
         constexpr int lanes = kLanes<Accumulator>, pair = 2 * lanes;
+        constexpr std::integral_constant<int, lanes> vector;
+        constexpr std::integral_constant<int, 1> one;
+        constexpr std::integral_constant<int, 2> two;
         constexpr int64_t cached = kSlidingBytes / sizeof(Accumulator);
-        for (int64_t output : empty_) std::fill_n(target + output * target_step, run, reduction_.identity());
+        for (int64_t output : empty_) std::fill_n(target + output * target_step, run, identity_);
         const int64_t strip = std::max<int64_t>(1, cached / (block_ * pair)) * pair;
         rows_.resize((std::min(strip, run) + pair) * block_);
         for (int64_t begin = 0; begin < run; begin += strip) {
@@ -75,12 +80,11 @@ public:
                     rows += count * vectors * block_;
                 };
                 if (size >= pair) {
-                    constexpr std::integral_constant<int, lanes> count;
-                    constexpr std::integral_constant<int, 2> vectors;
-                    for (int64_t i = 0; i < size; i += pair) column(std::min(i, size - pair), count, vectors);
+                    for (int64_t i = 0; i < size; i += pair) column(std::min(i, size - pair), vector, two);
+                } else if (size >= lanes) {
+                    for (int64_t i = 0; i < size; i += lanes) column(std::min(i, size - lanes), vector, one);
                 } else {
-                    constexpr std::integral_constant<int, 1> vectors;
-                    in_vectors<lanes>(size, [&](int64_t i, auto count) { column(i, count, vectors); });
+                    for (int64_t i = 0; i < size; ++i) column(i, one, one);
                 }
             }
         }
@@ -104,7 +108,6 @@ private:
                        Accumulator* rows, Accumulator* target, int64_t target_step) const {
         using V = decltype(load<kCount>(rows));
         constexpr int64_t size = kCount * kVectors;
-        const auto& combiner = combiner_of(reduction_);
         const Window* const first_window = windows_.data() + block.first_window;
         const Window* const end_window = windows_.data() + block.end_window;
         const auto row = [&](int64_t i) { return rows + (i - block.begin) * size; };
@@ -112,11 +115,11 @@ private:
             for (int v = 0; v < kVectors; ++v) store(target + window.output * target_step + v * kCount, result[v]);
         };
         const auto combine_row = [&](V(&sums)[kVectors], const Accumulator* other) {
-            for (int v = 0; v < kVectors; ++v) sums[v] = combiner.combine(load<kCount>(other + v * kCount), sums[v]);
+            for (int v = 0; v < kVectors; ++v) sums[v] = combiner_.combine(load<kCount>(other + v * kCount), sums[v]);
         };
 
         V prefix[kVectors];
-        for (V& sum : prefix) sum = filled<V>(reduction_.identity());
+        for (V& sum : prefix) sum = filled<V>(identity_);
         bool any_inside = false;
         const Window* window = first_window;
         x_step *= step_;
@@ -126,7 +129,7 @@ private:
             for (int v = 0; v < kVectors; ++v) {
                 element[v] = take(load<kCount>(x + v * kCount), 0);
                 __builtin_prefetch(x + v * kCount + block_ * x_step);  // too far apart for processors to foresee
-                prefix[v] = combiner.combine(prefix[v], element[v]);
+                prefix[v] = combiner_.combine(prefix[v], element[v]);
             }
             for (; window != end_window && window->last == i; ++window) {
                 if (window->begin < block.begin) {
@@ -144,7 +147,7 @@ private:
         }
 
         V suffix[kVectors];
-        for (V& sum : suffix) sum = filled<V>(reduction_.identity());
+        for (V& sum : suffix) sum = filled<V>(identity_);
         for (int64_t i = block.end - 1; i > block.begin; --i) {
             combine_row(suffix, row(i));
             for (int v = 0; v < kVectors; ++v) store(row(i) + v * kCount, suffix[v]);
@@ -156,7 +159,8 @@ private:
         }
     }
 
-    const R& reduction_;
+    const Combiner& combiner_;
+    const Accumulator identity_;
     const int64_t step_;
     int64_t block_ = 1;
     std::vector<Window> windows_;  // in the order in which they are complete
@@ -164,6 +168,9 @@ private:
     std::vector<int64_t> empty_;  // the other windows
     Buffer<Accumulator> rows_;
 };
+
+template <class R>
+using WindowsOf = OverlappingWindows<std::decay_t<decltype(combiner_of(std::declval<const R&>()))>>;
 
 // Sums, or maxima, along the first spatial axes, one after the other: of one plane, or of some lanes.
 template <class R>
@@ -176,7 +183,8 @@ public:
         : reduction_(reduction), tables_(tables), reduced_axes_(reduced_axes) {
         overlapping_.resize(reduced_axes);
         for (int a = 0; a < reduced_axes; ++a) {
-            if (tables[a].windows_share) overlapping_[a].emplace(reduction, tables[a]);
+            if (!tables[a].windows_share) continue;
+            overlapping_[a].emplace(combiner_of(reduction), reduction.identity(), tables[a]);
         }
     }
 
@@ -261,7 +269,7 @@ private:
     const R& reduction_;
     const std::vector<AxisTable>& tables_;
     const int reduced_axes_;
-    std::vector<std::optional<OverlappingWindows<R>>> overlapping_;
+    std::vector<std::optional<WindowsOf<R>>> overlapping_;
     Buffer<Accumulator> source_, target_, lifted_;
     std::vector<const Accumulator*> pieces_;
 };
