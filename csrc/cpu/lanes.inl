@@ -255,13 +255,16 @@ private:
     void along_row_of_overlapping(const typename Take::Source* const* rows, int64_t count, int64_t x_step,
                                   const Take& take, const Target& target) {
         windows_.resize(std::max<size_t>(windows_.size(), axis_.output * lanes_));
+        const Accumulator* row = nullptr;
         if constexpr (std::is_same_v<typename Take::Source, Accumulator>) {
-            if (count == 1) overlapping_->reduce(rows[0], x_step, take, windows_.data(), lanes_, lanes_);
+            if (count == 1) row = rows[0];
         }
-        if (!std::is_same_v<typename Take::Source, Accumulator> || count > 1) {
+        if (!row) {
             fill_buffer(rows, count, 0, axis_.input, x_step, take);
-            overlapping_->reduce(buffer_.data(), lanes_, AsItIs<Accumulator>(), windows_.data(), lanes_, lanes_);
+            row = buffer_.data();
+            x_step = lanes_;
         }
+        overlapping_->reduce(row, x_step, AsItIs<Accumulator>(), windows_.data(), lanes_, lanes_);
         for (int64_t output = 0; output < axis_.output;) {
             if (divisors_[output] == 0) {
                 target.fill_empty(output++, lanes_);

@@ -69,12 +69,14 @@ class PaddedRows {
 public:
     using Accumulator = typename R::Accumulator;
 
-    PaddedRows(const R& reduction, const Axis& axis, const AxisTable& table)
+    // For as many as `rows`.
+    PaddedRows(const R& reduction, const Axis& axis, const AxisTable& table, int64_t rows)
         : reduction_(reduction),
           axis_(axis),
           level_count_(table.windows_share ? levels_of(axis.kernel) : 1),
           size_(padded_size(axis)),
-          capacity_(std::clamp<int64_t>(kRowBufferBytes / sizeof(Accumulator) / (size_ * level_count_), 1, 8)) {
+          capacity_(std::clamp<int64_t>(kRowBufferBytes / sizeof(Accumulator) / (size_ * level_count_), 1,
+                                        std::clamp<int64_t>(rows, 1, 8))) {
         // Behind them, room for what take_every() reads too far.
         padded_.assign(level_count_ * capacity_ * size_ + kLanes<Accumulator> + axis.stride, reduction.identity());
         const Range window{0, axis.kernel, axis.dilation};
@@ -151,8 +153,8 @@ public:
     using T = typename R::Element;
     using Accumulator = typename R::Accumulator;
 
-    // Positions are counted with these strides, where R has any.
-    PlaneRows(const R& reduction, std::vector<AxisTable> tables, const Axis& axis,
+    // For as many rows. Positions are counted with these strides, where R has any.
+    PlaneRows(const R& reduction, std::vector<AxisTable> tables, const Axis& axis, int64_t rows,
               const int64_t* position_strides = nullptr)
         : reduction_(reduction),
           tables_(std::move(tables)),
@@ -160,7 +162,7 @@ public:
           last_(static_cast<int>(tables_.size()) - 1),
           is_separable_(is_separable<R>(tables_)),
           outer_reduction_(reduction, tables_, last_),
-          padded_(reduction, axis_, tables_[last_]),
+          padded_(reduction, axis_, tables_[last_], rows),
           sums_(axis.output),
           position_strides_(position_strides) {
         if constexpr (is_dear<R>) {
@@ -287,7 +289,7 @@ void forward_rows(const Call& call, int64_t begin, int64_t end) {
     const std::vector<AxisTable> tables = axis_tables(call);
     const AxisTable& table = tables[last];
     const bool has_empty_window = table.has_empty_window();
-    PlaneRows<R> rows(reduction, tables, geometry.axes[last], position_strides<R>(call));
+    PlaneRows<R> rows(reduction, tables, geometry.axes[last], end - begin, position_strides<R>(call));
     RowDivisors<typename R::Accumulator> divisors(table);
 
     struct Target {
