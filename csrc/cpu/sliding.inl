@@ -22,7 +22,8 @@ constexpr int64_t kSlidingBytes = 131072;
 // Windows that overlap a lot along an axis, in three combinations for each position whatever their size (van Herk,
 // 1992; Gil and Werman, 1993): positions are divided into blocks as long as the longest window. No window reaches over
 // more than two of them, and one that does is what its first block has from its first tap on and what its second block
-// has up to its last tap.
+// has up to its last tap. One that does not begins or ends where its block does: windows are as long as a block or, in
+// gradients, shorter by one, but for those that the border cuts off.
 template <class Combiner>
 class OverlappingWindows {
 public:
