@@ -256,7 +256,7 @@ private:
                                   const Take& take, const Target& target) {
         windows_.resize(std::max<size_t>(windows_.size(), axis_.output * lanes_));
         const Accumulator* row = nullptr;
-        if constexpr (std::is_same_v<typename Take::Source, Accumulator>) {
+        if constexpr (std::is_same_v<Take, AsItIs<Accumulator>>) {
             if (count == 1) row = rows[0];
         }
         if (!row) {
