@@ -35,7 +35,7 @@ constexpr char letter_of(std::string_view name) {
     return 0;
 }
 
-// A text stands for no more than these, twice what nodes with all spatial axes that torch knows have.
+// A text stands for no more than these, three times what nodes with all spatial axes that torch knows have.
 constexpr int64_t kMostNumbers = 1024;
 
 // p is written as the integer that has its bits: exact, whatever the locale.

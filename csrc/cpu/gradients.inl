@@ -290,14 +290,15 @@ void backward_rows(const Call& call, int64_t begin, int64_t end) {
     RowDivisors<Accumulator> divisors(windows[last]);
     std::vector<AxisTable> coverings = covering_tables(geometry);
     coverings[last] = AxisTable::of_windows(spread, Divisor::kKernel);
+    const int64_t plane_rows = count_rows(call, input_size) / (geometry.batch * geometry.channels);
+    PlaneRows<GradientSum<Accumulator>> rows(sum, coverings, spread, plane_rows);
+
     int64_t sent_strides[kMaxSpatialRank];
-    int64_t size = 1, plane_rows = 1;
+    int64_t size = 1;
     for (int a = last; a >= 0; --a) {
         sent_strides[a] = size;
         size *= a == last ? spread.input : geometry.axes[a].output;
-        if (a != last) plane_rows *= geometry.axes[a].input;
     }
-    PlaneRows<GradientSum<Accumulator>> rows(sum, coverings, spread, plane_rows);
     Buffer<Accumulator> sent(size), sent_row(axis.output);
     Buffer<T> grad_y_row, y_row;
     const Operand &x = data_of<G>(call), &y = result_of<G>(call);

@@ -116,11 +116,13 @@ public:
           divisors_(axis_.output),
           is_separable_(is_separable<R>(tables_)),
           position_strides_(position_strides),
-          outer_reduction_(reduction, tables_, rank_ - 1) {
+          outer_reduction_(reduction, tables_, is_separable_ ? rank_ - 1 : 0) {
         if constexpr (is_dear<R>) {
             if (!is_separable_) lifted_.emplace(reduction, tables_);  // otherwise each is lifted once anyway
         }
-        if (axis_.windows_share) overlapping_.emplace(combiner_of(reduction), reduction.identity(), axis_);
+        if (axis_.windows_share && !R::kInOrder) {
+            overlapping_.emplace(combiner_of(reduction), reduction.identity(), axis_);
+        }
     }
 
     LaneRows(const LaneRows&) = delete;  // refers to itself

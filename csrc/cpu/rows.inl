@@ -161,9 +161,10 @@ public:
           axis_(axis),
           last_(static_cast<int>(tables_.size()) - 1),
           is_separable_(is_separable<R>(tables_)),
-          outer_reduction_(reduction, tables_, last_),
+          outer_reduction_(reduction, tables_, is_separable_ ? last_ : 0),
           padded_(reduction, axis_, tables_[last_], rows),
           sums_(axis.output),
+          prefetched_(elements_per_output_row(tables_)),
           position_strides_(position_strides) {
         if constexpr (is_dear<R>) {
             if (!is_separable_) lifted_.emplace(reduction, tables_);  // otherwise each is lifted once anyway
@@ -227,7 +228,7 @@ private:
         rows_.clear();
         for_each_row<1>(taps_, last_ + 1, {strides_},
                         [&](const int64_t (&offsets)[1], const int64_t*) { rows_.push_back(x_ + offsets[0]); });
-        prefetch_ahead(rows_.back(), elements_per_output_row(tables_));
+        prefetch_ahead(rows_.back(), prefetched_);
         if (is_keyed<R>) {
             positions_.clear();
             for_each_row<1>(taps_, last_ + 1, {position_strides_},
@@ -246,6 +247,7 @@ private:
     std::optional<LiftedRows<R>> lifted_;
     PaddedRows<R> padded_;
     Buffer<Accumulator> sums_;
+    const int64_t prefetched_;
     const int64_t* const position_strides_;
 
     const T* x_ = nullptr;

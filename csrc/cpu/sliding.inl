@@ -16,9 +16,6 @@ bool is_separable(const std::vector<AxisTable>& tables) {
     return tables.size() > 2 && taps > 32;
 }
 
-// What blocks of positions keep, see below, stays in the caches.
-constexpr int64_t kSlidingBytes = 131072;
-
 // Windows that overlap a lot along an axis, in three combinations for each position whatever their size (van Herk,
 // 1992; Gil and Werman, 1993): positions are divided into blocks as long as the longest window. No window reaches over
 // more than two of them, and one that does is what its first block has from its first tap on and what its second block
@@ -67,10 +64,11 @@ public:
         constexpr std::integral_constant<int, lanes> vector;
         constexpr std::integral_constant<int, 1> one;
         constexpr std::integral_constant<int, 2> two;
-        constexpr int64_t cached = kSlidingBytes / sizeof(Accumulator);
+        constexpr int64_t cached = (1 << 17) / sizeof(Accumulator);
         for (int64_t output : empty_) std::fill_n(target + output * target_step, run, identity_);
-        const int64_t strip = std::max<int64_t>(1, cached / (block_ * pair)) * pair;
-        rows_.resize((std::min(strip, run) + pair) * block_);
+        const int64_t strip = std::min(run, std::max<int64_t>(1, cached / (block_ * pair)) * pair);
+        const int64_t width = run >= pair ? pair : run >= lanes ? lanes : 1;
+        rows_.resize(ceil_div(strip, width) * width * block_);
         for (int64_t begin = 0; begin < run; begin += strip) {
             const int64_t size = std::min(strip, run - begin);
             for (const Block& block : blocks_) {
@@ -123,8 +121,8 @@ private:
         for (V& sum : prefix) sum = filled<V>(identity_);
         bool any_inside = false;
         const Window* window = first_window;
+        x += (block.first_position + block.begin * step_) * x_step;
         x_step *= step_;
-        x += block.first_position * (x_step / step_) + block.begin * x_step;
         for (int64_t i = block.begin; i < block.end; ++i, x += x_step) {
             V element[kVectors];
             for (int v = 0; v < kVectors; ++v) {
