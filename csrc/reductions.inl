@@ -41,7 +41,7 @@ struct Largest : PlainReduction {
             return larger;
         }
 #endif
-        const V larger = b > a ? b : a;  // two selections rather than one condition: no branch
+        const V larger = larger_of(a, b);  // two selections rather than one condition: no branch
         return b != b ? b : larger;
     }
 };

@@ -110,6 +110,26 @@ ONNXPOOL_HOST_DEVICE inline V magnitude(V x) {
     return reinterpret<V>(bits_of(x) & static_cast<Bits>(static_cast<Bits>(-1) >> 1));
 }
 
+// b > a ? b : a, in the one instruction that compilers do not find for vectors.
+template <class V>
+ONNXPOOL_HOST_DEVICE inline V larger_of(V a, V b) {
+#if defined(ONNXPOOL_AVX512)
+    if constexpr (sizeof(V) == 64 && std::is_same_v<number_t<V>, float>) {
+        return (V)_mm512_max_ps((__m512)b, (__m512)a);
+    } else if constexpr (sizeof(V) == 64 && std::is_same_v<number_t<V>, double>) {
+        return (V)_mm512_max_pd((__m512d)b, (__m512d)a);
+    }
+#endif
+#if defined(ONNXPOOL_FMA)
+    if constexpr (sizeof(V) == 32 && std::is_same_v<number_t<V>, float>) {
+        return (V)_mm256_max_ps((__m256)b, (__m256)a);
+    } else if constexpr (sizeof(V) == 32 && std::is_same_v<number_t<V>, double>) {
+        return (V)_mm256_max_pd((__m256d)b, (__m256d)a);
+    }
+#endif
+    return b > a ? b : a;
+}
+
 // function(x) for every number of x.
 template <class V, class Function>
 ONNXPOOL_HOST_DEVICE inline V for_each_number(V x, const Function& function) {

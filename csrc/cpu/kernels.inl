@@ -18,7 +18,7 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "planes.inl"
 #include "rows.inl"
 #if defined(ONNXPOOL_AVX512)
-#include "short_rows.inl"
+#include "flat_rows.inl"
 #endif
 #include "gradients.inl"
 // clang-format on
@@ -130,29 +130,30 @@ Task plan_packed(const Call& call) {
             plane_elements(call) * static_cast<double>(planes)};
 }
 
-// Rows of a few registers, where the processor permutes these: null otherwise.
+// Rows that follow each other, where the processor does things for some lanes only: null otherwise.
 template <class R>
-Task plan_short_rows([[maybe_unused]] const Call& call) {
+Task plan_flat_rows([[maybe_unused]] const Call& call) {
 #if defined(ONNXPOOL_AVX512)
     if constexpr (!R::kIndexed && !is_keyed<R> && !is_dear<R>) {
-        using Registers = typename InRegisters<R>::type;
-        constexpr int64_t lanes = kLanes<typename Registers::Accumulator>;
+        constexpr int64_t lanes = kLanes<typename R::Accumulator>;
+        constexpr double most_rows = 1 << 16;   // those that windows of a plane consist of: each is prepared
+        constexpr int64_t most_taps = 1 << 12;  // of windows that a vector may begin with
         const Geometry& geometry = call.geometry;
         const Axis& axis = geometry.axes[geometry.rank - 1];
-        constexpr double most_rows = 1 << 16;  // those that windows of a plane consist of: each is prepared
         double rows = 1;
         for (int a = 0; a + 1 < geometry.rank; ++a) {
             const Axis& outer = geometry.axes[a];
             rows *= static_cast<double>(outer.output) * static_cast<double>(std::min(outer.kernel, outer.input));
         }
-        const bool fit = 2 * axis.input + 2 >= lanes && axis.input <= kMostRegisters * lanes &&
-                         axis.output <= kMostRegisters / 2 * lanes;
+        const bool fit = 2 * axis.input + 2 >= lanes && axis.stride <= FlatRows<R>::kMostStride &&
+                         row_reach(axis) <= 2 * (axis.input + axis.output) + 64 &&
+                         axis.kernel * FlatRows<R>::pitch_of(axis) <= most_taps;
         if (!fit || rows > most_rows) return {};
         if (call.x.strides[1 + geometry.rank] != 1 || !is_contiguous(geometry, call.y, output_size)) return {};
         const std::vector<AxisTable> tables = axis_tables(call);
         if (!R::kInOrder && (tables.back().windows_share || is_separable<R>(tables))) return {};
-        const int64_t together = rows_together<Registers>(call);
-        return {forward_short_rows<Registers>, ceil_div(count_rows(call, output_size), together),
+        const int64_t together = rows_together<R>(call);
+        return {forward_flat_rows<R>, ceil_div(count_rows(call, output_size), together),
                 elements_per_row(call, axis.output) * static_cast<double>(together)};
     }
 #endif
@@ -176,7 +177,7 @@ Task plan_window(const Call& call) {
             task.run = forward_channels<R>;
             return task;
         }
-        if (const Task short_rows = plan_short_rows<R>(call); short_rows.run) return short_rows;
+        if (const Task flat_rows = plan_flat_rows<R>(call); flat_rows.run) return flat_rows;
         if (can_be_packed<R>(call)) return plan_packed<R>(call);
     }
     if constexpr (!R::kIndexed && !R::kInOrder) {

@@ -114,6 +114,7 @@ public:
           tables_(std::move(tables)),
           axis_(tables_.back()),
           divisors_(axis_.output),
+          new_rows_(ceil_div(elements_per_output_row(tables_), axis_.input)),
           is_separable_(is_separable<R>(tables_)),
           position_strides_(position_strides),
           outer_reduction_(reduction, tables_, is_separable_ ? rank_ - 1 : 0) {
@@ -220,7 +221,10 @@ private:
             }
             const int64_t last = taps.begin + (taps.count - 1) * taps.step;
             if (!in_place && (taps.begin < buffer_begin || last >= buffer_end)) {
-                const int64_t room = kRowBufferBytes / static_cast<int64_t>(sizeof(Accumulator)) / lanes_;
+                // Where several rows are new at a time, processors foresee them better than prefetch_ahead().
+                const int64_t bytes = new_rows_ == 1 ? kRowBufferBytes : kRowBufferBytes / 4;
+                const int64_t fit = bytes / static_cast<int64_t>(sizeof(Accumulator)) / lanes_;
+                const int64_t room = std::max<int64_t>(fit, 4 * (last + 1 - taps.begin));
                 // A later window with dilation may begin a little earlier.
                 buffer_begin = std::max<int64_t>(0, taps.begin - axis_.step + 1);
                 buffer_end = std::min(axis_.input, std::max(last + 1, buffer_begin + room));
@@ -301,6 +305,7 @@ private:
         auto& shifted = sources<Take>();
         shifted.assign(rows, rows + count);
         for (auto& row : shifted) row += begin * x_step;
+        if (new_rows_ == 1) prefetch_ahead(shifted[count - 1], columns * x_step);
         for (int64_t column = 0; column < (one_run ? 1 : columns); ++column) {
             Accumulator* target = buffer_.data() + column * lanes_;
             const int64_t size = one_run ? columns * lanes_ : lanes_;
@@ -334,6 +339,7 @@ private:
     const AxisTable& axis_;  // the last one
     std::vector<double> divisors_;
     double divided_for_ = -1;
+    const int64_t new_rows_;  // of the input, for each row of the output
     const bool is_separable_;
     const int64_t* const position_strides_;
     AxisByAxis<R> outer_reduction_;

@@ -14,7 +14,7 @@ inline void take_every(int64_t step, const A* source, A* target, int64_t size) {
                 std::memcpy(&pairs, source + 2 * i, sizeof(pairs));
                 store(target + i, convert<A>(pairs));
             } else {
-                store(target + i, every_second(load<n>(source + 2 * i), load<n>(source + 2 * i + n)));
+                store(target + i, every_second<0>(load<n>(source + 2 * i), load<n>(source + 2 * i + n)));
             }
         });
     }

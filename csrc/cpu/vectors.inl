@@ -108,14 +108,30 @@ inline void prefetch_ahead(const T* row, int64_t size) {
     for (int64_t i = 0; i < size; i += line) __builtin_prefetch(row + ahead + i);
 }
 
-// Numbers 0, 2, 4, ... of first and second together.
-template <class V, int... i>
+// Numbers kBegin, kBegin + 2, kBegin + 4, ... of first and second together.
+template <int kBegin, class V, int... i>
 inline V every_second(V first, V second, std::integer_sequence<int, i...>) {
-    return __builtin_shufflevector(first, second, 2 * i...);
+    return __builtin_shufflevector(first, second, (kBegin + 2 * i)...);
 }
-template <class V>
+template <int kBegin, class V>
 inline V every_second(V first, V second) {
-    return every_second(first, second, std::make_integer_sequence<int, lanes_of<V>>());
+    return every_second<kBegin>(first, second, std::make_integer_sequence<int, lanes_of<V>>());
+}
+
+// The numbers of first and second together, in turns.
+template <class V>
+inline void store_alternately(V first, V second, number_t<V>* even, number_t<V>* odd) {
+    if constexpr (sizeof(number_t<V>) == 1) {  // halves of integers of two bytes
+        using Pairs = Vector<uint16_t, lanes_of<V> / 2>;
+        const Pairs pairs[] = {(Pairs)first, (Pairs)second};
+        for (int i = 0; i < 2; ++i) {
+            store(even + i * lanes_of<V> / 2, convert<number_t<V>>(pairs[i]));
+            store(odd + i * lanes_of<V> / 2, convert<number_t<V>>(pairs[i] >> 8));
+        }
+    } else {
+        store(even, every_second<0>(first, second));
+        store(odd, every_second<1>(first, second));
+    }
 }
 
 // first[k], second[k], first[k + 1], second[k + 1], ... from k = kBegin on.
@@ -170,13 +186,20 @@ inline auto load_lanes(const T* source, LaneMask lanes) {
     }
 }
 
-// Lane by lane, the number of first and second together that `from` names; in other lanes than these, from's bits.
+// Lane by lane, a's number in these and b's in the others.
 template <class V>
-inline V permuted(V first, V second, bits_t<V> from, LaneMask lanes) {
-    const auto a = (__m512i)first, b = (__m512i)second, i = (__m512i)from;
-    return (V)(sizeof(number_t<V>) == 8   ? _mm512_mask2_permutex2var_epi64(a, i, lanes, b)
-               : sizeof(number_t<V>) == 4 ? _mm512_mask2_permutex2var_epi32(a, i, lanes, b)
-                                          : _mm512_mask2_permutex2var_epi16(a, i, lanes, b));
+inline V where(LaneMask lanes, V a, V b) {
+    using Number = number_t<V>;
+    if constexpr (std::is_same_v<Number, float>) {
+        return (V)_mm512_mask_blend_ps(lanes, (__m512)b, (__m512)a);
+    } else if constexpr (std::is_same_v<Number, double>) {
+        return (V)_mm512_mask_blend_pd(lanes, (__m512d)b, (__m512d)a);
+    } else if constexpr (sizeof(Number) == 4) {
+        return (V)_mm512_mask_blend_epi32(lanes, (__m512i)b, (__m512i)a);
+    } else {
+        static_assert(sizeof(Number) == 1);
+        return (V)_mm512_mask_blend_epi8(lanes, (__m512i)b, (__m512i)a);
+    }
 }
 
 #endif

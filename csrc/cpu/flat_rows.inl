@@ -1,0 +1,365 @@
+// Part of kernels.inl: see there.
+// Rows of results that follow each other without a gap are one run of vectors, whatever their length: lanes whose tap
+// lies beyond the end of their row leave it out. Planes need not be padded or transposed. For processors that do things
+// for some lanes only.
+
+template <class R>
+class FlatRows {
+public:
+    using T = typename R::Element;
+    using Accumulator = typename R::Accumulator;
+
+    static constexpr int64_t kMostStride = 2;
+
+    // Elements of x along the last axis follow each other.
+    FlatRows(const R& reduction, const Call& call, const std::vector<AxisTable>& tables, int64_t most_rows)
+        : reduction_(reduction),
+          call_(call),
+          columns_(tables.back().input),
+          outputs_(tables.back().output),
+          phases_(call.geometry.axes[tables.size() - 1].stride),
+          pitch_(pitch_of(call.geometry.axes[tables.size() - 1])),
+          is_one_run_(pitch_ == outputs_),
+          prefetched_(elements_per_output_row(tables)) {
+        prepare_rows(tables);
+        prepare_taps(call.geometry.axes[tables.size() - 1], most_rows);
+    }
+
+    FlatRows(const FlatRows&) = delete;  // refers to itself
+
+    // Columns from one row to the next, in a phase: room for its elements and for the results.
+    static int64_t pitch_of(const Axis& axis) { return std::max(ceil_div(axis.input, axis.stride), axis.output); }
+
+    // finish(i, accumulators) for the windows of `count` rows of the output, numbered through all planes, from `first`
+    // on. Those of windows without data mean nothing. Whether any is out of the reduction's range.
+    template <class Finish>
+    bool compute(int64_t first, int64_t count, const Finish& finish) {
+        const int64_t all = count * outputs_;
+        sums_.resize(std::max<size_t>(sums_.size(), all + kCount));
+        if constexpr (R::kInOrder) {
+            std::fill(sums_.begin(), sums_.end(), reduction_.identity());
+            for (int64_t tap = 0; tap < most_taps_; ++tap) {
+                read(first, count, tap, tap + 1);
+                combine_along<true>(0, all, Keep<Accumulator>{sums_.data()});
+            }
+            return finish_sums(reduction_, sums_.data(), all, finish);
+        }
+        read(first, count, 0, most_taps_);
+        if constexpr (may_leave_range<R>) {
+            combine_along<false>(0, all, Keep<Accumulator>{sums_.data()});
+            return finish_sums(reduction_, sums_.data(), all, finish);
+        }
+        // Vectors reach beyond the ends of lines: the last ones make a detour.
+        const int64_t line = is_one_run_ ? kCount : outputs_, reach = ceil_div(line, kCount) * kCount;
+        const int64_t direct = all < reach ? 0 : ((all - reach) / line + 1) * line;
+        combine_along<false>(0, direct, finish);
+        combine_along<false>(direct, all, Keep<Accumulator>{sums_.data()});
+        return finish_sums(reduction_, sums_.data() + direct, all - direct,
+                           [&](int64_t i, auto sums) { finish(direct + i, sums); });
+    }
+
+    // After a call of compute() that found some out of range: whether this one is.
+    bool is_out_of_range(int64_t i) const { return reduction_.out_of_range(sums_[i]); }
+
+private:
+    static constexpr int kCount = kLanes<Accumulator>;
+    using V = Vector<Accumulator, kCount>;
+
+    struct Row {
+        int64_t begin, end;  // its taps
+        int64_t together;  // how many rows from here on are one run: elements and taps of each follow the one's before
+    };
+
+    void prepare_rows(const std::vector<AxisTable>& tables) {
+        const int last = static_cast<int>(tables.size()) - 1;
+        Range taps[kMaxSpatialRank];
+        taps[last] = {0, 1, 1};
+        const int64_t nothing[kMaxSpatialRank] = {};
+        for_each_row_of_plane<1>(
+            call_.geometry, output_size, {nothing}, [&](const int64_t* outer, int64_t, const int64_t (&)[1]) {
+                const auto begin = static_cast<int64_t>(taps_.size());
+                for (int a = 0; a < last; ++a) taps[a] = tables[a].taps[outer[a]];
+                for_each_row<1>(taps, last + 1, {call_.x.strides + 2},
+                                [&](const int64_t (&offsets)[1], const int64_t*) { taps_.push_back(offsets[0]); });
+                rows_.push_back({begin, static_cast<int64_t>(taps_.size()), 1});
+                most_taps_ = std::max(most_taps_, rows_.back().end - begin);
+            });
+        for (size_t row = rows_.size() - 1; row-- > 0;) {
+            if (follows(rows_[row], rows_[row + 1])) rows_[row].together = rows_[row + 1].together + 1;
+        }
+    }
+
+    bool follows(const Row& row, const Row& next) const {
+        const int64_t count = row.end - row.begin;
+        if (columns_ != phases_ * pitch_ || count == 0 || next.end - next.begin != count) return false;
+        return std::equal(taps_.begin() + row.begin, taps_.begin() + row.end, taps_.begin() + next.begin,
+                          [&](int64_t offset, int64_t after) { return after == offset + columns_; });
+    }
+
+    // Elements at even and at odd positions are phases of their own where windows are two apart.
+    void prepare_taps(const Axis& axis, int64_t most_rows) {
+        const auto phase_of = [&](int64_t position) { return (position % phases_ + phases_) % phases_; };
+        std::vector<int64_t> shifts, phases;  // of taps that any window has
+        int64_t longest = 0;
+        for (int64_t tap = 0; tap < axis.kernel; ++tap) {
+            const int64_t position = tap * axis.dilation - axis.pad_begin, phase = phase_of(position);
+            const int64_t shift = (position - phase) / phases_;
+            if (shift <= -outputs_ || shift * phases_ + phase >= columns_) continue;
+            shifts.push_back(shift);
+            phases.push_back(phase);
+            longest = std::max(longest, std::abs(shift));
+        }
+        const int64_t room = (ceil_div(longest, kCount) + 2) * kCount;
+        const int64_t phase_size = ceil_div(most_rows * pitch_, kCount) * kCount + room;
+        buffer_.resize(room + phases_ * phase_size);
+        for (int64_t phase = 0; phase < phases_; ++phase) phase_[phase] = buffer_.data() + room + phase * phase_size;
+        for (size_t tap = 0; tap < shifts.size(); ++tap) sources_.push_back(phase_[phases[tap]] + shifts[tap]);
+        for (int64_t first = 0; first < pitch_; ++first) {
+            for (size_t tap = 0; tap < shifts.size(); ++tap) {
+                LaneMask lanes = 0;
+                for (int64_t lane = 0; lane < kCount; ++lane) {
+                    const int64_t column = is_one_run_ ? (first + lane) % pitch_ : first + lane;
+                    const int64_t place = column + shifts[tap], position = place * phases_ + phases[tap];
+                    lanes |= LaneMask{place >= 0 && position < columns_ && column < outputs_} << lane;
+                }
+                lanes_.push_back(lanes);
+            }
+        }
+    }
+
+    // Into the phases, for each row of windows: the rows of these taps of it, combined.
+    void read(int64_t first, int64_t count, int64_t begin, int64_t end) {
+        const auto plane_rows = static_cast<int64_t>(rows_.size());
+        int64_t plane = first / plane_rows, row = first % plane_rows, target = 0;
+        for (; count > 0; ++plane, row = 0) {
+            const T* x = plane_at<const T>(call_.x, plane / call_.geometry.channels, plane % call_.geometry.channels);
+            const int64_t rows = std::min(plane_rows - row, count);
+            const Row *const row_begin = rows_.data() + row, *const row_end = row_begin + rows;
+            const bool one_vector = columns_ <= kCount && row_begin->together == 1;
+            if (one_vector) {
+                phases_ == 1 ? combine_one_vector_rows<1>(x, row_begin, row_end, begin, end, target)
+                             : combine_one_vector_rows<2>(x, row_begin, row_end, begin, end, target);
+            } else {
+                phases_ == 1 ? combine_rows<1>(x, row_begin, row_end, begin, end, target)
+                             : combine_rows<2>(x, row_begin, row_end, begin, end, target);
+            }
+            target += rows * pitch_;
+            count -= rows;
+        }
+    }
+
+    // The taps of a row that are asked for.
+    Row limited(const Row& row, int64_t begin, int64_t end) const {
+        return {row.begin + begin, R::kInOrder ? std::min(row.begin + end, row.end) : row.end, row.together};
+    }
+
+    // This loop and the next ones are functions of their own: inlined, they run out of registers for addresses.
+    template <int kPhases>
+    __attribute__((noinline)) void combine_one_vector_rows(const T* plane, const Row* row, const Row* row_end,
+                                                           int64_t begin, int64_t end, int64_t target) const {
+        const int64_t* const taps = taps_.data();
+        const LaneMask lanes = first_lanes(columns_);
+        const int64_t pitch = pitch_, prefetched = prefetched_;
+        Accumulator *even = phase_[0] + target, *odd = phase_[kPhases - 1] + target;
+        for (; row != row_end; ++row, even += pitch, odd += pitch) {
+            const auto [tap, last_tap, together] = limited(*row, begin, end);
+            V sum = filled<V>(reduction_.identity());
+            if (tap < last_tap) {
+                prefetch_ahead(plane + taps[last_tap - 1], prefetched);
+                sum = reduction_.lift(load_lanes<kCount>(plane + taps[tap], lanes));
+                for (int64_t i = tap + 1; i < last_tap; ++i) {
+                    sum = reduction_.combine(sum, V(reduction_.lift(load_lanes<kCount>(plane + taps[i], lanes))));
+                }
+            }
+            if constexpr (kPhases == 1) {
+                store(even, sum);
+            } else {
+                store_alternately(sum, sum, even, odd);
+            }
+        }
+    }
+
+    template <int kPhases>
+    __attribute__((noinline)) void combine_rows(const T* plane, const Row* row, const Row* row_end, int64_t begin,
+                                                int64_t end, int64_t target) const {
+        while (row != row_end) {
+            const auto [tap, last_tap, together] = limited(*row, begin, end);
+            const int64_t rows = std::min<int64_t>(together, row_end - row);
+            if (tap < last_tap) {
+                combine_run<kPhases>(plane, taps_.data() + tap, taps_.data() + last_tap,
+                                     (rows - 1) * kPhases * pitch_ + columns_, target);
+            } else {
+                for (Accumulator* phase : phase_) {
+                    if (phase) std::fill_n(phase + target, rows * pitch_, reduction_.identity());
+                }
+            }
+            target += rows * pitch_;
+            row += rows;
+        }
+    }
+
+    // `size` elements of a run at each of these offsets. What is stored beyond its end is overwritten by what follows.
+    template <int kPhases>
+    __attribute__((noinline)) void combine_run(const T* plane, const int64_t* first, const int64_t* end, int64_t size,
+                                               int64_t target) const {
+        prefetch_ahead(plane + *(end - 1), std::max(size, prefetched_));
+        Accumulator *even = phase_[0] + target, *odd = phase_[kPhases - 1] + target;
+        const auto combine = [&](auto count, const auto& load_at) {
+            V sums[count];
+            for (int v = 0; v < count; ++v) sums[v] = reduction_.lift(load_at(plane + *first, v));
+            for (const int64_t* tap = first + 1; tap != end; ++tap) {
+                for (int v = 0; v < count; ++v) {
+                    sums[v] = reduction_.combine(sums[v], V(reduction_.lift(load_at(plane + *tap, v))));
+                }
+            }
+            if constexpr (kPhases == 1) {
+                for (int v = 0; v < count; ++v) store(even + v * kCount, sums[v]);
+                even += count * kCount;
+            } else {
+                store_alternately(sums[0], sums[count - 1], even, odd);
+                even += kCount;
+                odd += kCount;
+            }
+        };
+        constexpr std::integral_constant<int, 1> one;
+        constexpr std::integral_constant<int, 2> two;
+        int64_t i = 0;
+        for (; i + 2 * kCount <= size; i += 2 * kCount) {
+            combine(two, [&](const T* row, int v) { return load<kCount>(row + i + v * kCount); });
+        }
+        if (size - i > kCount) {
+            const LaneMask rest = first_lanes(size - i - kCount);
+            combine(two, [&](const T* row, int v) {
+                return v == 0 ? load<kCount>(row + i) : load_lanes<kCount>(row + i + kCount, rest);
+            });
+        } else if (size > i) {
+            const LaneMask rest = first_lanes(size - i);
+            combine(one, [&](const T* row, int) { return load_lanes<kCount>(row + i, rest); });
+        }
+    }
+
+    // put(output, what the windows from there on take along the row), for these outputs; where it goes on, added to
+    // the sums so far.
+    template <bool kGoesOn, class Put>
+    __attribute__((noinline)) void combine_along(int64_t begin, int64_t end, const Put& put) const {
+        const auto taps = static_cast<int64_t>(sources_.size());
+        const Accumulator* const* const sources = sources_.data();
+        const LaneMask* const lanes = lanes_.data();
+        const int64_t pitch = pitch_, line = is_one_run_ ? end - begin : outputs_;
+        const int64_t step = is_one_run_ ? kCount % pitch : kCount;
+        const auto next = [&](int64_t column) {
+            return column + step >= pitch ? column + step - pitch : column + step;
+        };
+        const auto combine = [&](auto count, int64_t place, int64_t output, const auto& columns) {
+            V sums[count];
+            for (int v = 0; v < count; ++v) {
+                sums[v] = kGoesOn ? load<kCount>(sums_.data() + output + v * kCount) : filled<V>(reduction_.identity());
+            }
+            for (int64_t tap = 0; tap < taps; ++tap) {
+                const Accumulator* const source = sources[tap] + place;
+                for (int v = 0; v < count; ++v) {
+                    const V taken = load<kCount>(source + v * kCount);
+                    sums[v] = where(lanes[columns[v] * taps + tap], reduction_.combine(sums[v], taken), sums[v]);
+                }
+            }
+            for (int v = 0; v < count; ++v) put(output + v * kCount, sums[v]);
+        };
+        constexpr std::integral_constant<int, 1> one;
+        constexpr std::integral_constant<int, 2> two;
+        for (int64_t first = begin; first < end; first += line) {
+            const int64_t place = is_one_run_ ? first : first / outputs_ * pitch;
+            int64_t column = is_one_run_ ? first % pitch : 0, i = 0;
+            for (; i + kCount < line; i += 2 * kCount) {
+                const int64_t columns[] = {column, next(column)};
+                combine(two, place + i, first + i, columns);
+                column = next(columns[1]);
+            }
+            const int64_t columns[] = {column};
+            if (i < line) combine(one, place + i, first + i, columns);
+        }
+    }
+
+    const R& reduction_;
+    const Call& call_;
+    const int64_t columns_, outputs_;  // of a row
+    const int64_t phases_;
+    const int64_t pitch_;
+    const bool is_one_run_;  // the results of rows follow each other as they do in phases
+    const int64_t prefetched_;
+    int64_t most_taps_ = 0;
+    std::vector<int64_t> taps_;  // offsets of the rows that are combined, one row of windows after the other
+    std::vector<Row> rows_;      // of windows, those of a plane
+    Accumulator* phase_[kMostStride] = {};
+    std::vector<const Accumulator*> sources_;  // of taps along the row: what the first window takes
+    std::vector<LaneMask> lanes_;  // by the column of the first one, and tap: which take it, none beyond the line's end
+    Buffer<Accumulator> buffer_, sums_;
+};
+
+// How many rows of the output are done together: so few that processors read those of the next group while they still
+// write this one's results; whole planes, or even parts of one, so that all groups are alike.
+template <class R>
+int64_t rows_together(const Call& call) {
+    const Geometry& geometry = call.geometry;
+    const Axis& axis = geometry.axes[geometry.rank - 1];
+    constexpr int64_t bytes = 4096;
+    const auto row = static_cast<int64_t>(sizeof(typename R::Accumulator)) * axis.stride * FlatRows<R>::pitch_of(axis);
+    const int64_t rows = std::max<int64_t>(1, bytes / row);
+    int64_t in_plane = 1;
+    for (int a = 0; a + 1 < geometry.rank; ++a) in_plane *= geometry.axes[a].output;
+    const int64_t even = rows < in_plane ? ceil_div(in_plane, ceil_div(in_plane, rows)) : rows / in_plane * in_plane;
+    return std::clamp<int64_t>(count_rows(call, output_size), 1, even);
+}
+
+// Units are such groups of rows.
+template <class R>
+void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
+    using T = typename R::Element;
+    using Accumulator = typename R::Accumulator;
+    const R reduction(call.parameters);
+    const Geometry& geometry = call.geometry;
+    const std::vector<AxisTable> tables = axis_tables(call);
+    const int64_t outputs = tables.back().output;
+    const int64_t all_rows = count_rows(call, output_size);
+    const int64_t plane_rows = all_rows / (geometry.batch * geometry.channels);
+    const int64_t together = rows_together<R>(call);
+    FlatRows<R> rows(reduction, call, tables, together);
+
+    const bool has_empty =
+        std::any_of(tables.begin(), tables.end(), [](const AxisTable& table) { return table.has_empty_window(); });
+    // Those of a plane, and again until rows that are done together find theirs in one run.
+    const bool any_divisors = R::kDivides || has_empty;
+    const int64_t size = any_divisors ? std::min(plane_rows + together, all_rows) * outputs : 0;
+    Buffer<Accumulator> divisors(size + kLanes<Accumulator>);
+    const int64_t nothing[kMaxSpatialRank] = {};
+    const auto fill_row = [&](const int64_t* outer, int64_t row, const int64_t (&)[1]) {
+        const double factor = outer_factor(tables, outer);
+        Accumulator* target = divisors.data() + row * outputs;
+        for (int64_t o = 0; o < outputs; ++o) target[o] = static_cast<Accumulator>(factor * tables.back().factors[o]);
+    };
+    if (any_divisors) for_each_row_of_plane<1>(geometry, output_size, {nothing}, fill_row);
+    const int64_t plane_size = plane_rows * outputs;
+    for (int64_t i = plane_size; i < size; ++i) divisors[i] = divisors[i - plane_size];
+
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t first = unit * together, count = std::min(together, all_rows - first);
+        const Accumulator* own = any_divisors ? divisors.data() + first % plane_rows * outputs : nullptr;
+        T* y = static_cast<T*>(call.y.data) + first * outputs;
+        const bool any_out_of_range = rows.compute(first, count, FinishEach<R>{reduction, y, own});
+        for (int64_t i = 0; has_empty && i < count * outputs; ++i) {
+            if (own[i] == 0) y[i] = reduction.empty();
+        }
+        if constexpr (may_leave_range<R>) {
+            for (int64_t i = 0; any_out_of_range && i < count * outputs; ++i) {
+                if ((has_empty && own[i] == 0) || !rows.is_out_of_range(i)) continue;
+                int64_t position = first * outputs + i;
+                Range taps[kMaxSpatialRank];
+                for (int a = geometry.rank - 1; a >= 0; --a) {
+                    taps[a] = tables[a].taps[position % tables[a].output];
+                    position /= tables[a].output;
+                }
+                const T* plane = plane_at<const T>(call.x, position / geometry.channels, position % geometry.channels);
+                y[i] = rescaled_norm<T>(call, taps, plane);
+            }
+        }
+    }
+}
