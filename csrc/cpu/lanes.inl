@@ -140,8 +140,13 @@ public:
     // The row at the coordinates `outer` along all spatial axes but the last, the row_index-th of the plane.
     template <class Target>
     void compute(const int64_t* outer, int64_t row_index, const Target& target) {
+        const double factor = outer_factor(tables_, outer);
+        if (factor == 0) {
+            for (int64_t output = 0; output < axis_.output; ++output) target.fill_empty(output, lanes_);
+            return;
+        }
         for (int a = 0; a + 1 < rank_; ++a) taps_[a] = tables_[a].taps[outer[a]];
-        set_divisors(outer_factor(tables_, outer));
+        set_divisors(factor);
         const int64_t x_step = x_strides_[rank_ - 1];
         if (is_separable_) {
             const Accumulator* row = reduced_rows_ + row_index * axis_.input * lanes_;
