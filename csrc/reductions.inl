@@ -202,9 +202,10 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
 
     // Whether powers may have overflowed or vanished on the way to a representable result. Then the window is computed
     // again, with every |x| divided by the largest one (see ScaledLpNorm).
-    ONNXPOOL_HOST_DEVICE bool out_of_range(Accumulator sum) const {
-        const bool safe = sum >= kSmallestSafeSum && sum <= std::numeric_limits<Accumulator>::max();
-        return !(safe || (sum == 0 && no_power_vanishes));
+    template <class V>
+    ONNXPOOL_HOST_DEVICE auto out_of_range(V sum) const {
+        const auto safe = (sum >= kSmallestSafeSum) & (sum <= std::numeric_limits<Accumulator>::max());
+        return no_power_vanishes ? !(safe | (sum == 0)) : !safe;
     }
 
     // sign(x) * (|x| / y)^(p-1), the derivative of y by x; 0 where y = 0, and sign(0) = 0.

@@ -88,20 +88,33 @@ const Largest<A>& combiner_of(const Largest<A>& reduction) {
 }
 
 // put(i, taps[0][i] + taps[1][i] + ... + taps[count - 1][i]) for 0 <= i < size and the combiner's "+", from left to
-// right. There is at least one tap.
-template <class Combiner, class Take, class Put>
+// right. There is at least one tap. Where kLooksAhead, memory is asked for what the last two will be read for next.
+template <bool kLooksAhead = false, class Combiner, class Take, class Put>
 inline void combine_taps(const Combiner& combiner, const typename Take::Source* const* taps, int64_t count,
                          int64_t size, const Take& take, const Put& put) {
     constexpr int lanes = kLanes<typename Combiner::Accumulator>;
     const auto *tap0 = taps[0], *tap1 = taps[count > 1 ? 1 : 0], *tap2 = taps[count > 2 ? 2 : 0];
+    const auto *last = taps[count - 1], *second_last = taps[count > 1 ? count - 2 : 0];
+    const auto look_ahead = [&](int64_t i) {
+        if constexpr (kLooksAhead) {
+            constexpr int64_t ahead = 2048 / sizeof(typename Take::Source);
+            __builtin_prefetch(last + i + ahead);
+            __builtin_prefetch(second_last + i + ahead);
+        }
+    };
     if (count == 1) {
-        in_vectors<lanes>(size, [&](int64_t i, auto n) { put(i, take(load<n>(tap0 + i), 0)); });
+        in_vectors<lanes>(size, [&](int64_t i, auto n) {
+            look_ahead(i);
+            put(i, take(load<n>(tap0 + i), 0));
+        });
     } else if (count == 2) {
         in_vectors<lanes>(size, [&](int64_t i, auto n) {
+            look_ahead(i);
             put(i, combiner.combine(take(load<n>(tap0 + i), 0), take(load<n>(tap1 + i), 1)));
         });
     } else {
         in_vectors<lanes>(size, [&](int64_t i, auto n) {
+            look_ahead(i);
             auto sum = combiner.combine(take(load<n>(tap0 + i), 0), take(load<n>(tap1 + i), 1));
             sum = combiner.combine(sum, take(load<n>(tap2 + i), 2));
             for (int64_t tap = 3; tap < count; ++tap) sum = combiner.combine(sum, take(load<n>(taps[tap] + i), tap));
@@ -117,7 +130,12 @@ inline bool finish_sums([[maybe_unused]] const R& reduction, const typename R::A
     bool any = false;
     in_vectors<kLanes<typename R::Accumulator>>(size, [&](int64_t i, auto n) { put(i, load<n>(sums + i)); });
     if constexpr (may_leave_range<R>) {
-        for (int64_t i = 0; i < size; ++i) any |= reduction.out_of_range(sums[i]);
+        constexpr int lanes = kLanes<typename R::Accumulator>;
+        decltype(reduction.out_of_range(load<lanes>(sums))) anywhere{};
+        int64_t i = 0;
+        for (; i + lanes <= size; i += lanes) anywhere |= reduction.out_of_range(load<lanes>(sums + i));
+        for (int lane = 0; lane < lanes; ++lane) any |= anywhere[lane] != 0;
+        for (; i < size; ++i) any |= reduction.out_of_range(sums[i]);
     }
     return any;
 }

@@ -61,7 +61,7 @@ public:
     // After a call of compute() that found some out of range: whether this one is.
     bool is_out_of_range(int64_t i) const { return reduction_.out_of_range(sums_[i]); }
 
-private:
+protected:
     static constexpr int kCount = kLanes<Accumulator>;
     using V = Vector<Accumulator, kCount>;
 
@@ -107,6 +107,7 @@ private:
             if (shift <= -outputs_ || shift * phases_ + phase >= columns_) continue;
             shifts.push_back(shift);
             phases.push_back(phase);
+            tap_columns_.push_back(position);
             longest = std::max(longest, std::abs(shift));
         }
         const int64_t room = (ceil_div(longest, kCount) + 2) * kCount;
@@ -238,6 +239,30 @@ private:
         }
     }
 
+    // visit(how many vectors, as a type, the first one's place in phases, its output, the columns they begin with): all
+    // vectors of these outputs.
+    template <class Visit>
+    void for_each_vector(int64_t begin, int64_t end, const Visit& visit) const {
+        const int64_t pitch = pitch_, line = is_one_run_ ? end - begin : outputs_;
+        const int64_t step = is_one_run_ ? kCount % pitch : kCount;
+        const auto next = [&](int64_t column) {
+            return column + step >= pitch ? column + step - pitch : column + step;
+        };
+        constexpr std::integral_constant<int, 1> one;
+        constexpr std::integral_constant<int, 2> two;
+        for (int64_t first = begin; first < end; first += line) {
+            const int64_t place = is_one_run_ ? first : first / outputs_ * pitch;
+            int64_t column = is_one_run_ ? first % pitch : 0, i = 0;
+            for (; i + kCount < line; i += 2 * kCount) {
+                const int64_t columns[] = {column, next(column)};
+                visit(two, place + i, first + i, columns);
+                column = next(columns[1]);
+            }
+            const int64_t columns[] = {column};
+            if (i < line) visit(one, place + i, first + i, columns);
+        }
+    }
+
     // put(output, what the windows from there on take along the row), for these outputs; where it goes on, added to
     // the sums so far.
     template <bool kGoesOn, class Put>
@@ -245,12 +270,7 @@ private:
         const auto taps = static_cast<int64_t>(sources_.size());
         const Accumulator* const* const sources = sources_.data();
         const LaneMask* const lanes = lanes_.data();
-        const int64_t pitch = pitch_, line = is_one_run_ ? end - begin : outputs_;
-        const int64_t step = is_one_run_ ? kCount % pitch : kCount;
-        const auto next = [&](int64_t column) {
-            return column + step >= pitch ? column + step - pitch : column + step;
-        };
-        const auto combine = [&](auto count, int64_t place, int64_t output, const auto& columns) {
+        for_each_vector(begin, end, [&](auto count, int64_t place, int64_t output, const auto& columns) {
             V sums[count];
             for (int v = 0; v < count; ++v) {
                 sums[v] = kGoesOn ? load<kCount>(sums_.data() + output + v * kCount) : filled<V>(reduction_.identity());
@@ -263,20 +283,7 @@ private:
                 }
             }
             for (int v = 0; v < count; ++v) put(output + v * kCount, sums[v]);
-        };
-        constexpr std::integral_constant<int, 1> one;
-        constexpr std::integral_constant<int, 2> two;
-        for (int64_t first = begin; first < end; first += line) {
-            const int64_t place = is_one_run_ ? first : first / outputs_ * pitch;
-            int64_t column = is_one_run_ ? first % pitch : 0, i = 0;
-            for (; i + kCount < line; i += 2 * kCount) {
-                const int64_t columns[] = {column, next(column)};
-                combine(two, place + i, first + i, columns);
-                column = next(columns[1]);
-            }
-            const int64_t columns[] = {column};
-            if (i < line) combine(one, place + i, first + i, columns);
-        }
+        });
     }
 
     const R& reduction_;
@@ -291,6 +298,7 @@ private:
     std::vector<Row> rows_;      // of windows, those of a plane
     Accumulator* phase_[kMostStride] = {};
     std::vector<const Accumulator*> sources_;  // of taps along the row: what the first window takes
+    std::vector<int64_t> tap_columns_;         // and the columns that this is at
     std::vector<LaneMask> lanes_;  // by the column of the first one, and tap: which take it, none beyond the line's end
     Buffer<Accumulator> buffer_, sums_;
 };
@@ -359,6 +367,171 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
                 }
                 const T* plane = plane_at<const T>(call.x, position / geometry.channels, position % geometry.channels);
                 y[i] = rescaled_norm<T>(call, taps, plane);
+            }
+        }
+    }
+}
+
+// The reduction of one row of the input at a time.
+template <class R>
+struct RowByRow : R {
+    using R::R;
+    static constexpr bool kInOrder = true;
+};
+
+// Maxima and where they are first reached, in 32 bits each: a datum takes a maximum's place if it is larger, or the
+// first NaN.
+template <class T>
+class FlatMaxima : FlatRows<RowByRow<Max<T>>> {
+    using Rows = FlatRows<RowByRow<Max<T>>>;
+    using Rows::kCount;
+    using typename Rows::V;
+    using Positions = Vector<int32_t, Rows::kCount>;
+    static_assert(std::is_same_v<typename Rows::Accumulator, float>);
+
+public:
+    FlatMaxima(const RowByRow<Max<T>>& reduction, const Call& call, const std::vector<AxisTable>& tables,
+               int64_t most_rows)
+        : Rows(reduction, call, tables, most_rows),
+          plane_size_(static_cast<int64_t>(this->rows_.size()) * this->outputs_),
+          table_size_(plane_size_ + most_rows * this->outputs_ + kCount) {
+        this->sums_.resize(most_rows * this->outputs_ + kCount);
+        positions_.resize(this->sums_.size());
+        prepare_positions(tables);
+    }
+
+    // finish(i, how many, maxima, positions in the plane), for each plane that `count` rows of the output from `first`
+    // on belong to, of which i windows come before. Those of windows without data mean nothing.
+    template <class Finish>
+    void compute(int64_t first, int64_t count, const Finish& finish) {
+        const int64_t all = count * this->outputs_, begin = first * this->outputs_ % plane_size_;
+        std::fill_n(this->sums_.begin(), all, this->reduction_.identity());
+        std::copy_n(first_data_.begin() + begin, all, positions_.begin());
+        for (int64_t tap = 0; tap < this->most_taps_; ++tap) {
+            this->read(first, count, tap, tap + 1);
+            find_larger(all, tap_rows_.data() + tap * table_size_ + begin);
+        }
+        for (int64_t i = 0; i < all;) {
+            const int64_t size = std::min(all - i, plane_size_ - (begin + i) % plane_size_);
+            finish(i, size, this->sums_.data() + i, positions_.data() + i);
+            i += size;
+        }
+    }
+
+private:
+    void prepare_positions(const std::vector<AxisTable>& tables) {
+        const int last = static_cast<int>(tables.size()) - 1;
+        const Call& call = this->call_;
+        const int64_t stride = call.geometry.axes[last].stride;
+        const int64_t* const steps = call.index_strides + 2;
+        first_data_.resize(table_size_);
+        tap_rows_.resize(this->most_taps_ * table_size_);
+        Range taps[kMaxSpatialRank];
+        taps[last] = {0, 1, 1};
+        const int64_t nothing[kMaxSpatialRank] = {};
+        for_each_row_of_plane<1>(
+            call.geometry, output_size, {nothing}, [&](const int64_t* outer, int64_t row, const int64_t (&)[1]) {
+                for (int a = 0; a < last; ++a) taps[a] = tables[a].taps[outer[a]];
+                const int64_t begin = row * this->outputs_;
+                int64_t tap = 0;
+                for_each_row<1>(taps, last + 1, {steps}, [&](const int64_t (&offsets)[1], const int64_t*) {
+                    for (int64_t output = 0; output < this->outputs_; ++output) {
+                        const int64_t i = begin + output;
+                        if (tap == 0)
+                            first_data_[i] = static_cast<int32_t>(offsets[0] + tables[last].taps[output].begin);
+                        tap_rows_[tap * table_size_ + i] = static_cast<int32_t>(offsets[0] + output * stride);
+                    }
+                    ++tap;
+                });
+            });
+        // Planes follow each other.
+        for (int64_t i = plane_size_; i < table_size_; ++i) {
+            first_data_[i] = first_data_[i - plane_size_];
+            for (int64_t tap = 0; tap < this->most_taps_; ++tap) {
+                int32_t* const rows = tap_rows_.data() + tap * table_size_;
+                rows[i] = rows[i - plane_size_];
+            }
+        }
+    }
+
+    // Compares what has been read with the maxima so far. tap_rows: for each window, the position that the row begins
+    // at, and as many more as the window is away from the first one.
+    __attribute__((noinline)) void find_larger(int64_t end, const int32_t* tap_rows) {
+        const auto taps = static_cast<int64_t>(this->sources_.size());
+        const float* const* const sources = this->sources_.data();
+        const LaneMask* const lanes = this->lanes_.data();
+        const int64_t* const columns_of_taps = this->tap_columns_.data();
+        float* const maxima = this->sums_.data();
+        int32_t* const positions = positions_.data();
+        this->for_each_vector(0, end, [&](auto count, int64_t place, int64_t output, const auto& columns) {
+            V largest[count];
+            Positions found[count], rows[count];
+            for (int v = 0; v < count; ++v) {
+                largest[v] = load<kCount>(maxima + output + v * kCount);
+                found[v] = load<kCount>(positions + output + v * kCount);
+                rows[v] = load<kCount>(tap_rows + output + v * kCount);
+            }
+            for (int64_t tap = 0; tap < taps; ++tap) {
+                const float* const source = sources[tap] + place;
+                const auto column = static_cast<int32_t>(columns_of_taps[tap]);
+                for (int v = 0; v < count; ++v) {
+                    const V value = load<kCount>(source + v * kCount);
+                    const LaneMask larger = not_reached(lanes[columns[v] * taps + tap], largest[v], value);
+                    largest[v] = where(larger, value, largest[v]);
+                    found[v] = where(larger, rows[v] + column, found[v]);
+                }
+            }
+            for (int v = 0; v < count; ++v) {
+                store(maxima + output + v * kCount, largest[v]);
+                store(positions + output + v * kCount, found[v]);
+            }
+        });
+    }
+
+    // Where `value` is larger than the largest so far, or the first NaN: of these lanes.
+    static LaneMask not_reached(LaneMask lanes, V largest, V value) {
+        const auto a = (__m512)largest;
+        return _mm512_mask_cmp_ps_mask(_mm512_mask_cmp_ps_mask(lanes, a, a, _CMP_ORD_Q), a, (__m512)value, _CMP_NGE_UQ);
+    }
+
+    const int64_t plane_size_;    // windows
+    const int64_t table_size_;    // those of a plane, and again as many as are done together
+    Buffer<int32_t> first_data_;  // of each window, its position in the plane
+    Buffer<int32_t> tap_rows_;    // for each tap along the outer axes, see find_larger()
+    Buffer<int32_t> positions_;
+};
+
+// Units are groups of rows.
+template <class T>
+void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
+    const RowByRow<Max<T>> reduction(call.parameters);
+    const Geometry& geometry = call.geometry;
+    const std::vector<AxisTable> tables = axis_tables(call);
+    const int64_t together = rows_together<RowByRow<Max<T>>>(call), all_rows = count_rows(call, output_size);
+    const int64_t plane_rows = all_rows / (geometry.batch * geometry.channels), outputs = tables.back().output;
+    const bool has_empty =
+        std::any_of(tables.begin(), tables.end(), [](const AxisTable& table) { return table.has_empty_window(); });
+    FlatMaxima<T> rows(reduction, call, tables, together);
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t first = unit * together, count = std::min(together, all_rows - first);
+        rows.compute(first, count, [&](int64_t i, int64_t size, const float* maxima, const int32_t* positions) {
+            const int64_t plane = (first + i / outputs) / plane_rows;
+            const int64_t index = first_index(call, plane / geometry.channels, plane % geometry.channels);
+            T* const y = static_cast<T*>(call.y.data) + first * outputs + i;
+            int64_t* const indices = static_cast<int64_t*>(call.indices.data) + first * outputs + i;
+            in_vectors<kLanes<int64_t>>(size, [&](int64_t k, auto n) {
+                store(y + k, reduction.finish(load<n>(maxima + k)));
+                store(indices + k, convert<int64_t>(load<n>(positions + k)) + index);
+            });
+        });
+        if (!has_empty) continue;
+        RowPosition position(call, first, output_size);
+        for (int64_t row = first; row < first + count; ++row, position.advance()) {
+            const double factor = outer_factor(tables, position.outer);
+            for (int64_t output = 0; output < outputs; ++output) {
+                if (factor * tables.back().factors[output] != 0) continue;
+                static_cast<T*>(call.y.data)[row * outputs + output] = reduction.empty();
+                static_cast<int64_t*>(call.indices.data)[row * outputs + output] = -1;
             }
         }
     }

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <type_traits>
 #include <utility>

@@ -130,31 +130,49 @@ Task plan_packed(const Call& call) {
             plane_elements(call) * static_cast<double>(planes)};
 }
 
+#if defined(ONNXPOOL_AVX512)
+
+// Whether rows that follow each other are worth it, in accumulators of R, and how many are done together: else 0.
+template <class R>
+int64_t flat_rows_together(const Call& call) {
+    constexpr int64_t lanes = kLanes<typename R::Accumulator>;
+    constexpr double most_rows = 1 << 16;   // those that windows of a plane consist of: each is prepared
+    constexpr int64_t most_taps = 1 << 12;  // of windows that a vector may begin with
+    const Geometry& geometry = call.geometry;
+    const Axis& axis = geometry.axes[geometry.rank - 1];
+    double rows = 1;
+    for (int a = 0; a + 1 < geometry.rank; ++a) {
+        const Axis& outer = geometry.axes[a];
+        rows *= static_cast<double>(outer.output) * static_cast<double>(std::min(outer.kernel, outer.input));
+    }
+    const bool fit = 2 * axis.input + 2 >= lanes && axis.stride <= FlatRows<R>::kMostStride &&
+                     row_reach(axis) <= 2 * (axis.input + axis.output) + 64 &&
+                     axis.kernel * FlatRows<R>::pitch_of(axis) <= most_taps;
+    if (!fit || rows > most_rows || call.x.strides[1 + geometry.rank] != 1 ||
+        !is_contiguous(geometry, call.y, output_size)) {
+        return 0;
+    }
+    const std::vector<AxisTable> tables = axis_tables(call);
+    return !R::kInOrder && (tables.back().windows_share || is_separable<R>(tables)) ? 0 : rows_together<R>(call);
+}
+
+#endif
+
 // Rows that follow each other, where the processor does things for some lanes only: null otherwise.
 template <class R>
 Task plan_flat_rows([[maybe_unused]] const Call& call) {
 #if defined(ONNXPOOL_AVX512)
-    if constexpr (!R::kIndexed && !is_keyed<R> && !is_dear<R>) {
-        constexpr int64_t lanes = kLanes<typename R::Accumulator>;
-        constexpr double most_rows = 1 << 16;   // those that windows of a plane consist of: each is prepared
-        constexpr int64_t most_taps = 1 << 12;  // of windows that a vector may begin with
-        const Geometry& geometry = call.geometry;
-        const Axis& axis = geometry.axes[geometry.rank - 1];
-        double rows = 1;
-        for (int a = 0; a + 1 < geometry.rank; ++a) {
-            const Axis& outer = geometry.axes[a];
-            rows *= static_cast<double>(outer.output) * static_cast<double>(std::min(outer.kernel, outer.input));
-        }
-        const bool fit = 2 * axis.input + 2 >= lanes && axis.stride <= FlatRows<R>::kMostStride &&
-                         row_reach(axis) <= 2 * (axis.input + axis.output) + 64 &&
-                         axis.kernel * FlatRows<R>::pitch_of(axis) <= most_taps;
-        if (!fit || rows > most_rows) return {};
-        if (call.x.strides[1 + geometry.rank] != 1 || !is_contiguous(geometry, call.y, output_size)) return {};
-        const std::vector<AxisTable> tables = axis_tables(call);
-        if (!R::kInOrder && (tables.back().windows_share || is_separable<R>(tables))) return {};
-        const int64_t together = rows_together<R>(call);
-        return {forward_flat_rows<R>, ceil_div(count_rows(call, output_size), together),
-                elements_per_row(call, axis.output) * static_cast<double>(together)};
+    const auto task = [&](decltype(Task::run) run, int64_t together) -> Task {
+        if (together == 0) return {};
+        return {
+            run, ceil_div(count_rows(call, output_size), together),
+            elements_per_row(call, call.geometry.axes[call.geometry.rank - 1].output) * static_cast<double>(together)};
+    };
+    if constexpr (is_keyed<R>) {
+        using T = typename R::Element;
+        if constexpr (!std::is_integral_v<T>) return task(forward_flat_maxima<T>, flat_rows_together<Max<T>>(call));
+    } else if constexpr (!R::kIndexed && !is_dear<R>) {
+        return task(forward_flat_rows<R>, flat_rows_together<R>(call));
     }
 #endif
     return {};

@@ -226,7 +226,7 @@ private:
             }
             const int64_t last = taps.begin + (taps.count - 1) * taps.step;
             if (!in_place && (taps.begin < buffer_begin || last >= buffer_end)) {
-                // Where several rows are new at a time, processors foresee them better than prefetch_ahead().
+                // Where several rows are new at a time, they are asked for little by little.
                 const int64_t bytes = new_rows_ == 1 ? kRowBufferBytes : kRowBufferBytes / 4;
                 const int64_t fit = bytes / static_cast<int64_t>(sizeof(Accumulator)) / lanes_;
                 const int64_t room = std::max<int64_t>(fit, 4 * (last + 1 - taps.begin));
@@ -314,8 +314,13 @@ private:
         for (int64_t column = 0; column < (one_run ? 1 : columns); ++column) {
             Accumulator* target = buffer_.data() + column * lanes_;
             const int64_t size = one_run ? columns * lanes_ : lanes_;
-            combine_taps(combiner_of(reduction_), shifted.data(), count, size, take,
-                         keep_columns(reduction_, target, begin + column, 0));
+            const auto keep = keep_columns(reduction_, target, begin + column, 0);
+            const auto& combiner = combiner_of(reduction_);
+            if (new_rows_ == 1) {
+                combine_taps(combiner, shifted.data(), count, size, take, keep);
+            } else {
+                combine_taps<true>(combiner, shifted.data(), count, size, take, keep);
+            }
             for (auto& row : shifted) row += x_step;
         }
     }

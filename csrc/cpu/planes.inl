@@ -105,6 +105,41 @@ void forward_planes(const Call& call, int64_t begin, int64_t end) {
     }
 }
 
+// Adds a row to the sums of some lanes, those next to each other in memory; its elements are x_step apart. As many
+// vectors at a time as registers hold: memory is read in long runs.
+template <class R, class Take>
+void add_row(const R& reduction, const typename R::Element* x, int64_t columns, int64_t x_step, const Take& take,
+             const typename R::Accumulator* sums, typename R::Accumulator* new_sums, int64_t lanes) {
+    const auto add = [&](int64_t lane, auto count, auto vectors) {
+        using V = decltype(load<count>(sums));
+        V row[vectors];
+        const auto* element = x + lane;
+        for (int v = 0; v < vectors; ++v) row[v] = take(load<count>(element + v * count), 0);
+        for (int64_t column = 1; column < columns; ++column) {
+            element += x_step;
+            for (int v = 0; v < vectors; ++v) {
+                row[v] = reduction.combine(row[v], V(take(load<count>(element + v * count), column)));
+            }
+        }
+        for (int v = 0; v < vectors; ++v) {
+            const int64_t i = lane + v * count;
+            store(new_sums + i, reduction.combine(load<count>(sums + i), row[v]));
+        }
+    };
+    constexpr int vector = kLanes<typename R::Accumulator>;
+    int64_t lane = 0;
+    const auto add_all = [&](auto vectors) {
+        constexpr int64_t together = vector * vectors;
+        for (; lane + together <= lanes; lane += together) add(lane, std::integral_constant<int, vector>(), vectors);
+    };
+    add_all(std::integral_constant<int, 8>());
+    add_all(std::integral_constant<int, 4>());
+    add_all(std::integral_constant<int, 2>());
+    const int64_t done = lane;
+    in_vectors<vector>(lanes - done,
+                       [&](int64_t i, auto count) { add(done + i, count, std::integral_constant<int, 1>()); });
+}
+
 // Blocks of channels that are next to each other: position by position, row by row. Units are blocks.
 template <class R>
 void forward_plane_lanes(const Call& call, int64_t begin, int64_t end) {
@@ -115,25 +150,21 @@ void forward_plane_lanes(const Call& call, int64_t begin, int64_t end) {
     const int last = geometry.rank - 1;
     const int64_t columns = geometry.axes[last].input, x_step = call.x.strides[2 + last];
     const int64_t block = lanes_per_row(call), blocks = ceil_div(geometry.channels, block);
-    std::vector<const T*> row(columns);
+    constexpr int64_t most_blocks = 4;  // together: memory is read in longer runs
     std::vector<int64_t> positions(columns);
-    Buffer<Accumulator> row_sums(block), sums(block), next_sums(block);
-    for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t image = unit / blocks, channel = unit % blocks * block;
-        const int64_t lanes = std::min(block, geometry.channels - channel);
+    Buffer<Accumulator> sums(most_blocks * block), next_sums(most_blocks * block);
+    for (int64_t unit = begin; unit < end;) {
+        const int64_t image = unit / blocks, first_block = unit % blocks, channel = first_block * block;
+        const int64_t together = std::min({end - unit, blocks - first_block, most_blocks});
+        const int64_t lanes = std::min(together * block, geometry.channels - channel);
+        unit += together;
         const T* x = plane_at<const T>(call.x, image, channel);
         std::fill_n(sums.begin(), lanes, reduction.identity());
         for_each_row_of_plane<1>(geometry, input_size, {call.x.strides + 2},
                                  [&](const int64_t*, int64_t number, const int64_t (&offsets)[1]) {
-                                     for (int64_t i = 0; i < columns; ++i) {
-                                         row[i] = x + offsets[0] + i * x_step;
-                                         positions[i] = number * columns + i;
-                                     }
-                                     combine_taps(combiner_of(reduction), row.data(), columns, lanes,
-                                                  lift_rows(reduction, positions), Keep<Accumulator>{row_sums.data()});
-                                     const Accumulator* both[] = {sums.data(), row_sums.data()};
-                                     combine_taps(combiner_of(reduction), both, 2, lanes, AsItIs<Accumulator>(),
-                                                  Keep<Accumulator>{next_sums.data()});
+                                     std::iota(positions.begin(), positions.end(), number * columns);
+                                     add_row(reduction, x + offsets[0], columns, x_step,
+                                             lift_rows(reduction, positions), sums.data(), next_sums.data(), lanes);
                                      std::swap(sums, next_sums);
                                  });
         finish_planes(reduction, call, image, channel, sums.data(), lanes);
