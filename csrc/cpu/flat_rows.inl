@@ -136,8 +136,7 @@ protected:
             const T* x = plane_at<const T>(call_.x, plane / call_.geometry.channels, plane % call_.geometry.channels);
             const int64_t rows = std::min(plane_rows - row, count);
             const Row *const row_begin = rows_.data() + row, *const row_end = row_begin + rows;
-            const bool one_vector = columns_ <= kCount && row_begin->together == 1;
-            if (one_vector) {
+            if (columns_ <= kCount) {
                 phases_ == 1 ? combine_one_vector_rows<1>(x, row_begin, row_end, begin, end, target)
                              : combine_one_vector_rows<2>(x, row_begin, row_end, begin, end, target);
             } else {
@@ -154,7 +153,8 @@ protected:
         return {row.begin + begin, R::kInOrder ? std::min(row.begin + end, row.end) : row.end, row.together};
     }
 
-    // This loop and the next ones are functions of their own: inlined, they run out of registers for addresses.
+    // Rows that fit into one vector, which costs less than finding out which of them are one run. This loop and the
+    // next ones are functions of their own: inlined, they run out of registers for addresses.
     template <int kPhases>
     __attribute__((noinline)) void combine_one_vector_rows(const T* plane, const Row* row, const Row* row_end,
                                                            int64_t begin, int64_t end, int64_t target) const {

@@ -170,7 +170,20 @@ Task plan_flat_rows([[maybe_unused]] const Call& call) {
     };
     if constexpr (is_keyed<R>) {
         using T = typename R::Element;
-        if constexpr (!std::is_integral_v<T>) return task(forward_flat_maxima<T>, flat_rows_together<Max<T>>(call));
+        if constexpr (!std::is_integral_v<T>) {
+            // Tables of positions are made first: they have to pay, and to stay in a core's own caches.
+            constexpr int64_t least_planes = 8;
+            constexpr double most_table_entries = 1 << 16;
+            const Geometry& geometry = call.geometry;
+            double entries = 1;
+            for (int a = 0; a < geometry.rank; ++a) {
+                const Axis& axis = geometry.axes[a];
+                entries *= static_cast<double>(axis.output);
+                if (a + 1 < geometry.rank) entries *= static_cast<double>(std::min(axis.kernel, axis.input));
+            }
+            if (geometry.batch * geometry.channels < least_planes || entries > most_table_entries) return {};
+            return task(forward_flat_maxima<T>, flat_rows_together<Max<T>>(call));
+        }
     } else if constexpr (!R::kIndexed && !is_dear<R>) {
         return task(forward_flat_rows<R>, flat_rows_together<R>(call));
     }
