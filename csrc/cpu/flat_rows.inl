@@ -115,17 +115,25 @@ protected:
         buffer_.resize(room + phases_ * phase_size);
         for (int64_t phase = 0; phase < phases_; ++phase) phase_[phase] = buffer_.data() + room + phase * phase_size;
         for (size_t tap = 0; tap < shifts.size(); ++tap) sources_.push_back(phase_[phases[tap]] + shifts[tap]);
-        for (int64_t first = 0; first < pitch_; ++first) {
-            for (size_t tap = 0; tap < shifts.size(); ++tap) {
-                LaneMask lanes = 0;
-                for (int64_t lane = 0; lane < kCount; ++lane) {
-                    const int64_t column = is_one_run_ ? (first + lane) % pitch_ : first + lane;
-                    const int64_t place = column + shifts[tap], position = place * phases_ + phases[tap];
-                    lanes |= LaneMask{place >= 0 && position < columns_ && column < outputs_} << lane;
+        const auto taps = static_cast<int64_t>(shifts.size());
+        lanes_.assign(pitch_ * taps, 0);
+        const int64_t step = is_one_run_ ? std::gcd<int64_t>(kCount, pitch_) : kCount;  // of columns vectors begin with
+        for (int64_t first = 0; first < pitch_; first += step) {
+            for (int64_t tap = 0; tap < taps; ++tap) {
+                const int64_t begin = -shifts[tap] - first;
+                const int64_t limit = ceil_div(columns_ - phases[tap], phases_) - shifts[tap];
+                const int64_t end = std::min(limit, outputs_) - first;
+                // What follows the end of a row is the next one, or nothing.
+                for (int64_t row = 0; row < (is_one_run_ ? first + kCount : 1); row += pitch_) {
+                    lanes_[first * taps + tap] |= lanes_between(std::max(begin, -first) + row, end + row);
                 }
-                lanes_.push_back(lanes);
             }
         }
+    }
+
+    static LaneMask lanes_between(int64_t begin, int64_t end) {
+        const auto before = [](int64_t lane) { return first_lanes(std::clamp<int64_t>(lane, 0, kCount)); };
+        return before(end) & ~before(begin);
     }
 
     // Into the phases, for each row of windows: the rows of these taps of it, combined.
