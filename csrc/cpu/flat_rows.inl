@@ -70,20 +70,28 @@ protected:
         int64_t together;  // how many rows from here on are one run: elements and taps of each follow the one's before
     };
 
-    void prepare_rows(const std::vector<AxisTable>& tables) {
-        const int last = static_cast<int>(tables.size()) - 1;
+    // visit(taps along the outer axes, and one along the last, number of the row): the rows of windows of a plane.
+    template <class Visit>
+    void for_each_row_of_windows(const std::vector<AxisTable>& tables, const Visit& visit) const {
+        const int last = call_.geometry.rank - 1;
+        const int64_t nothing[kMaxSpatialRank] = {};
         Range taps[kMaxSpatialRank];
         taps[last] = {0, 1, 1};
-        const int64_t nothing[kMaxSpatialRank] = {};
-        for_each_row_of_plane<1>(
-            call_.geometry, output_size, {nothing}, [&](const int64_t* outer, int64_t, const int64_t (&)[1]) {
-                const auto begin = static_cast<int64_t>(taps_.size());
-                for (int a = 0; a < last; ++a) taps[a] = tables[a].taps[outer[a]];
-                for_each_row<1>(taps, last + 1, {call_.x.strides + 2},
-                                [&](const int64_t (&offsets)[1], const int64_t*) { taps_.push_back(offsets[0]); });
-                rows_.push_back({begin, static_cast<int64_t>(taps_.size()), 1});
-                most_taps_ = std::max(most_taps_, rows_.back().end - begin);
-            });
+        for_each_row_of_plane<1>(call_.geometry, output_size, {nothing},
+                                 [&](const int64_t* outer, int64_t row, const int64_t (&)[1]) {
+                                     for (int a = 0; a < last; ++a) taps[a] = tables[a].taps[outer[a]];
+                                     visit(taps, row);
+                                 });
+    }
+
+    void prepare_rows(const std::vector<AxisTable>& tables) {
+        for_each_row_of_windows(tables, [&](const Range* taps, int64_t) {
+            const auto begin = static_cast<int64_t>(taps_.size());
+            for_each_row<1>(taps, call_.geometry.rank, {call_.x.strides + 2},
+                            [&](const int64_t (&offsets)[1], const int64_t*) { taps_.push_back(offsets[0]); });
+            rows_.push_back({begin, static_cast<int64_t>(taps_.size()), 1});
+            most_taps_ = std::max(most_taps_, rows_.back().end - begin);
+        });
         for (size_t row = rows_.size() - 1; row-- > 0;) {
             if (follows(rows_[row], rows_[row + 1])) rows_[row].together = rows_[row + 1].together + 1;
         }
@@ -326,6 +334,10 @@ int64_t rows_together(const Call& call) {
     return std::clamp<int64_t>(count_rows(call, output_size), 1, even);
 }
 
+inline bool has_empty_window(const std::vector<AxisTable>& tables) {
+    return std::any_of(tables.begin(), tables.end(), [](const AxisTable& table) { return table.has_empty_window(); });
+}
+
 // Units are such groups of rows.
 template <class R>
 void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
@@ -340,8 +352,7 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     const int64_t together = rows_together<R>(call);
     FlatRows<R> rows(reduction, call, tables, together);
 
-    const bool has_empty =
-        std::any_of(tables.begin(), tables.end(), [](const AxisTable& table) { return table.has_empty_window(); });
+    const bool has_empty = has_empty_window(tables);
     // Those of a plane, and again until rows that are done together find theirs in one run.
     const bool any_divisors = R::kDivides || has_empty;
     const int64_t size = any_divisors ? std::min(plane_rows + together, all_rows) * outputs : 0;
@@ -428,30 +439,25 @@ public:
 
 private:
     void prepare_positions(const std::vector<AxisTable>& tables) {
-        const int last = static_cast<int>(tables.size()) - 1;
-        const Call& call = this->call_;
-        const int64_t stride = call.geometry.axes[last].stride;
-        const int64_t* const steps = call.index_strides + 2;
+        const Geometry& geometry = this->call_.geometry;
+        const std::vector<Range>& windows = tables.back().taps;
+        const int64_t stride = geometry.axes[geometry.rank - 1].stride;
         first_data_.resize(table_size_);
         tap_rows_.resize(this->most_taps_ * table_size_);
-        Range taps[kMaxSpatialRank];
-        taps[last] = {0, 1, 1};
-        const int64_t nothing[kMaxSpatialRank] = {};
-        for_each_row_of_plane<1>(
-            call.geometry, output_size, {nothing}, [&](const int64_t* outer, int64_t row, const int64_t (&)[1]) {
-                for (int a = 0; a < last; ++a) taps[a] = tables[a].taps[outer[a]];
-                const int64_t begin = row * this->outputs_;
-                int64_t tap = 0;
-                for_each_row<1>(taps, last + 1, {steps}, [&](const int64_t (&offsets)[1], const int64_t*) {
-                    for (int64_t output = 0; output < this->outputs_; ++output) {
-                        const int64_t i = begin + output;
-                        if (tap == 0)
-                            first_data_[i] = static_cast<int32_t>(offsets[0] + tables[last].taps[output].begin);
-                        tap_rows_[tap * table_size_ + i] = static_cast<int32_t>(offsets[0] + output * stride);
-                    }
-                    ++tap;
-                });
-            });
+        this->for_each_row_of_windows(tables, [&](const Range* taps, int64_t row) {
+            int32_t* const first_data = first_data_.data() + row * this->outputs_;
+            int32_t* tap_row = tap_rows_.data() + row * this->outputs_;
+            bool is_first = true;
+            for_each_row<1>(taps, geometry.rank, {this->call_.index_strides + 2},
+                            [&](const int64_t (&offsets)[1], const int64_t*) {
+                                for (int64_t o = 0; o < this->outputs_; ++o) {
+                                    if (is_first) first_data[o] = static_cast<int32_t>(offsets[0] + windows[o].begin);
+                                    tap_row[o] = static_cast<int32_t>(offsets[0] + o * stride);
+                                }
+                                is_first = false;
+                                tap_row += table_size_;
+                            });
+        });
         // Planes follow each other.
         for (int64_t i = plane_size_; i < table_size_; ++i) {
             first_data_[i] = first_data_[i - plane_size_];
@@ -517,8 +523,7 @@ void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
     const std::vector<AxisTable> tables = axis_tables(call);
     const int64_t together = rows_together<RowByRow<Max<T>>>(call), all_rows = count_rows(call, output_size);
     const int64_t plane_rows = all_rows / (geometry.batch * geometry.channels), outputs = tables.back().output;
-    const bool has_empty =
-        std::any_of(tables.begin(), tables.end(), [](const AxisTable& table) { return table.has_empty_window(); });
+    const bool has_empty = has_empty_window(tables);
     FlatMaxima<T> rows(reduction, call, tables, together);
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t first = unit * together, count = std::min(together, all_rows - first);
