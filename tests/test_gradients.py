@@ -142,6 +142,21 @@ def test_an_empty_window_sends_its_gradient_nowhere(device):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(1, 2, 6, 40), (1, 40, 6, 8), (3, 1, 9)], ids=str)
+@pytest.mark.parametrize("operator", WINDOWED)
+def test_elements_that_no_window_covers_have_no_gradient(operator, shape, dtype, device):
+    spatial = len(shape) - 2
+    case = Case(operator, shape, {"kernel_shape": [1] * spatial, "strides": [2] * spatial})
+    covered = torch.zeros(shape, dtype=torch.bool, device=device)
+    covered[(..., *[slice(None, None, 2)] * spatial)] = True
+    for value in (math.nan, math.inf, -1.0):
+        x = torch.where(covered, 2.0, value).to(getattr(torch, dtype))
+        for layout in ("contiguous", "channels_last"):
+            slope = gradient(case, arrange(x, layout), torch.ones_like(call(case, [x])))
+            assert torch.equal(slope, covered.to(x.dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("p", [1, 1.5, 2, 3, 64])
 def test_a_norm_of_zeros_has_no_slope(p, dtype, device):
     x = torch.zeros(1, 2, 4, dtype=getattr(torch, dtype), device=device)

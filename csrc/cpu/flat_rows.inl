@@ -9,54 +9,56 @@ public:
     using T = typename R::Element;
     using Accumulator = typename R::Accumulator;
 
-    static constexpr int64_t kMostStride = 2;
-
     // Elements of x along the last axis follow each other.
-    FlatRows(const R& reduction, const Call& call, const std::vector<AxisTable>& tables, int64_t most_rows)
+    FlatRows(const R& reduction, const Call& call, const std::vector<AxisTable>& tables, const AlongRow& along,
+             int64_t most_rows)
         : reduction_(reduction),
           call_(call),
-          columns_(tables.back().input),
-          outputs_(tables.back().output),
-          phases_(call.geometry.axes[tables.size() - 1].stride),
-          pitch_(pitch_of(call.geometry.axes[tables.size() - 1])),
-          is_one_run_(pitch_ == outputs_),
-          prefetched_(elements_per_output_row(tables)) {
-        prepare_rows(tables);
-        prepare_taps(call.geometry.axes[tables.size() - 1], most_rows);
+          columns_(along.columns),
+          outputs_(along.outputs),
+          phases_(along.phases),
+          result_phases_(along.result_phases),
+          pitch_(along.pitch()),
+          is_one_run_(along.results_follow()),
+          prefetched_(elements_per_output_row(tables)),
+          rows_(call.geometry, output_size, tables, call.x.strides + 2, along.elements_follow()) {
+        prepare_taps(along, most_rows);
     }
 
     FlatRows(const FlatRows&) = delete;  // refers to itself
 
-    // Columns from one row to the next, in a phase: room for its elements and for the results.
-    static int64_t pitch_of(const Axis& axis) { return std::max(ceil_div(axis.input, axis.stride), axis.output); }
-
     // finish(i, accumulators) for the windows of `count` rows of the output, numbered through all planes, from `first`
-    // on. Those of windows without data mean nothing. Whether any is out of the reduction's range.
+    // on. Those of windows without data mean nothing, nor do those beyond the last row: of them there may be as many as
+    // `room`. Whether any is out of the reduction's range.
     template <class Finish>
-    bool compute(int64_t first, int64_t count, const Finish& finish) {
+    bool compute(int64_t first, int64_t count, int64_t room, const Finish& finish) {
         const int64_t all = count * outputs_;
-        sums_.resize(std::max<size_t>(sums_.size(), all + kCount));
+        sums_.resize(std::max<size_t>(sums_.size(), all + result_phases_ * kCount));
         if constexpr (R::kInOrder) {
             std::fill(sums_.begin(), sums_.end(), reduction_.identity());
-            for (int64_t tap = 0; tap < most_taps_; ++tap) {
+            for (int64_t tap = 0; tap < rows_.most_taps; ++tap) {
                 read(first, count, tap, tap + 1);
                 combine_along<true>(0, all, Keep<Accumulator>{sums_.data()});
             }
             return finish_sums(reduction_, sums_.data(), all, finish);
         }
-        read(first, count, 0, most_taps_);
+        read(first, count, 0, rows_.most_taps);
         if constexpr (may_leave_range<R>) {
             combine_along<false>(0, all, Keep<Accumulator>{sums_.data()});
             return finish_sums(reduction_, sums_.data(), all, finish);
         }
-        // Vectors reach beyond the ends of lines: the last ones make a detour.
-        const int64_t line = is_one_run_ ? kCount : outputs_, reach = ceil_div(line, kCount) * kCount;
-        const int64_t direct = all < reach ? 0 : ((all - reach) / line + 1) * line;
+        // Vectors reach beyond the ends of lines: where there is no room for that, the last ones make a detour.
+        const int64_t vector = result_phases_ * kCount;
+        const int64_t line = is_one_run_ ? vector : outputs_, reach = ceil_div(line, vector) * vector;
+        const int64_t direct = all + room < reach ? 0 : std::min(all, ((all + room - reach) / line + 1) * line);
+        if (direct == all) return combine_along<false>(0, all, finish), false;
         combine_along<false>(0, direct, finish);
         combine_along<false>(direct, all, Keep<Accumulator>{sums_.data()});
         return finish_sums(reduction_, sums_.data() + direct, all - direct,
                            [&](int64_t i, auto sums) { finish(direct + i, sums); });
     }
+
+    const RowTaps& taps() const { return rows_; }
 
     // After a call of compute() that found some out of range: whether this one is.
     bool is_out_of_range(int64_t i) const { return reduction_.out_of_range(sums_[i]); }
@@ -65,75 +67,34 @@ protected:
     static constexpr int kCount = kLanes<Accumulator>;
     using V = Vector<Accumulator, kCount>;
 
-    struct Row {
-        int64_t begin, end;  // its taps
-        int64_t together;  // how many rows from here on are one run: elements and taps of each follow the one's before
-    };
+    using Row = RowTaps::Row;
 
-    // visit(taps along the outer axes, and one along the last, number of the row): the rows of windows of a plane.
-    template <class Visit>
-    void for_each_row_of_windows(const std::vector<AxisTable>& tables, const Visit& visit) const {
-        const int last = call_.geometry.rank - 1;
-        const int64_t nothing[kMaxSpatialRank] = {};
-        Range taps[kMaxSpatialRank];
-        taps[last] = {0, 1, 1};
-        for_each_row_of_plane<1>(call_.geometry, output_size, {nothing},
-                                 [&](const int64_t* outer, int64_t row, const int64_t (&)[1]) {
-                                     for (int a = 0; a < last; ++a) taps[a] = tables[a].taps[outer[a]];
-                                     visit(taps, row);
-                                 });
-    }
-
-    void prepare_rows(const std::vector<AxisTable>& tables) {
-        for_each_row_of_windows(tables, [&](const Range* taps, int64_t) {
-            const auto begin = static_cast<int64_t>(taps_.size());
-            for_each_row<1>(taps, call_.geometry.rank, {call_.x.strides + 2},
-                            [&](const int64_t (&offsets)[1], const int64_t*) { taps_.push_back(offsets[0]); });
-            rows_.push_back({begin, static_cast<int64_t>(taps_.size()), 1});
-            most_taps_ = std::max(most_taps_, rows_.back().end - begin);
-        });
-        for (size_t row = rows_.size() - 1; row-- > 0;) {
-            if (follows(rows_[row], rows_[row + 1])) rows_[row].together = rows_[row + 1].together + 1;
-        }
-    }
-
-    bool follows(const Row& row, const Row& next) const {
-        const int64_t count = row.end - row.begin;
-        if (columns_ != phases_ * pitch_ || count == 0 || next.end - next.begin != count) return false;
-        return std::equal(taps_.begin() + row.begin, taps_.begin() + row.end, taps_.begin() + next.begin,
-                          [&](int64_t offset, int64_t after) { return after == offset + columns_; });
-    }
-
-    // Elements at even and at odd positions are phases of their own where windows are two apart.
-    void prepare_taps(const Axis& axis, int64_t most_rows) {
-        const auto phase_of = [&](int64_t position) { return (position % phases_ + phases_) % phases_; };
-        std::vector<int64_t> shifts, phases;  // of taps that any window has
+    void prepare_taps(const AlongRow& along, int64_t most_rows) {
         int64_t longest = 0;
-        for (int64_t tap = 0; tap < axis.kernel; ++tap) {
-            const int64_t position = tap * axis.dilation - axis.pad_begin, phase = phase_of(position);
-            const int64_t shift = (position - phase) / phases_;
-            if (shift <= -outputs_ || shift * phases_ + phase >= columns_) continue;
-            shifts.push_back(shift);
-            phases.push_back(phase);
-            tap_columns_.push_back(position);
-            longest = std::max(longest, std::abs(shift));
+        for (const AlongRow::Tap& tap : along.taps) {
+            longest = std::max(longest, std::abs(tap.shift));
+            ++taps_of_phase_[tap.result_phase];
         }
         const int64_t room = (ceil_div(longest, kCount) + 2) * kCount;
         const int64_t phase_size = ceil_div(most_rows * pitch_, kCount) * kCount + room;
         buffer_.resize(room + phases_ * phase_size);
         for (int64_t phase = 0; phase < phases_; ++phase) phase_[phase] = buffer_.data() + room + phase * phase_size;
-        for (size_t tap = 0; tap < shifts.size(); ++tap) sources_.push_back(phase_[phases[tap]] + shifts[tap]);
-        const auto taps = static_cast<int64_t>(shifts.size());
+        for (const AlongRow::Tap& tap : along.taps) {
+            sources_.push_back(phase_[tap.phase] + tap.shift);
+            tap_positions_.push_back(tap.position);
+        }
+        const size_t taps = along.taps.size();
         lanes_.assign(pitch_ * taps, 0);
         const int64_t step = is_one_run_ ? std::gcd<int64_t>(kCount, pitch_) : kCount;  // of columns vectors begin with
         for (int64_t first = 0; first < pitch_; first += step) {
-            for (int64_t tap = 0; tap < taps; ++tap) {
-                const int64_t begin = -shifts[tap] - first;
-                const int64_t limit = ceil_div(columns_ - phases[tap], phases_) - shifts[tap];
-                const int64_t end = std::min(limit, outputs_) - first;
+            for (size_t i = 0; i < taps; ++i) {
+                const AlongRow::Tap& tap = along.taps[i];
+                const int64_t begin = -tap.shift - first;
+                const int64_t limit = along.elements_in(tap.phase) - tap.shift;
+                const int64_t end = std::min(limit, along.results_in(tap.result_phase)) - first;
                 // What follows the end of a row is the next one, or nothing.
                 for (int64_t row = 0; row < (is_one_run_ ? first + kCount : 1); row += pitch_) {
-                    lanes_[first * taps + tap] |= lanes_between(std::max(begin, -first) + row, end + row);
+                    lanes_[first * taps + i] |= lanes_between(std::max(begin, -first) + row, end + row);
                 }
             }
         }
@@ -146,12 +107,12 @@ protected:
 
     // Into the phases, for each row of windows: the rows of these taps of it, combined.
     void read(int64_t first, int64_t count, int64_t begin, int64_t end) {
-        const auto plane_rows = static_cast<int64_t>(rows_.size());
+        const auto plane_rows = static_cast<int64_t>(rows_.rows.size());
         int64_t plane = first / plane_rows, row = first % plane_rows, target = 0;
         for (; count > 0; ++plane, row = 0) {
             const T* x = plane_at<const T>(call_.x, plane / call_.geometry.channels, plane % call_.geometry.channels);
             const int64_t rows = std::min(plane_rows - row, count);
-            const Row *const row_begin = rows_.data() + row, *const row_end = row_begin + rows;
+            const Row *const row_begin = rows_.rows.data() + row, *const row_end = row_begin + rows;
             if (columns_ <= kCount) {
                 phases_ == 1 ? combine_one_vector_rows<1>(x, row_begin, row_end, begin, end, target)
                              : combine_one_vector_rows<2>(x, row_begin, row_end, begin, end, target);
@@ -174,7 +135,7 @@ protected:
     template <int kPhases>
     __attribute__((noinline)) void combine_one_vector_rows(const T* plane, const Row* row, const Row* row_end,
                                                            int64_t begin, int64_t end, int64_t target) const {
-        const int64_t* const taps = taps_.data();
+        const int64_t* const taps = rows_.offsets.data();
         const LaneMask lanes = first_lanes(columns_);
         const int64_t pitch = pitch_, prefetched = prefetched_;
         Accumulator *even = phase_[0] + target, *odd = phase_[kPhases - 1] + target;
@@ -203,7 +164,7 @@ protected:
             const auto [tap, last_tap, together] = limited(*row, begin, end);
             const int64_t rows = std::min<int64_t>(together, row_end - row);
             if (tap < last_tap) {
-                combine_run<kPhases>(plane, taps_.data() + tap, taps_.data() + last_tap,
+                combine_run<kPhases>(plane, rows_.offsets.data() + tap, rows_.offsets.data() + last_tap,
                                      (rows - 1) * kPhases * pitch_ + columns_, target);
             } else {
                 for (Accumulator* phase : phase_) {
@@ -258,8 +219,9 @@ protected:
     // visit(how many vectors, as a type, the first one's place in phases, its output, the columns they begin with): all
     // vectors of these outputs.
     template <class Visit>
-    void for_each_vector(int64_t begin, int64_t end, const Visit& visit) const {
-        const int64_t pitch = pitch_, line = is_one_run_ ? end - begin : outputs_;
+    __attribute__((always_inline)) void for_each_vector(int64_t begin, int64_t end, const Visit& visit) const {
+        const int64_t pitch = pitch_, phases = result_phases_, line = is_one_run_ ? end - begin : outputs_;
+        const int64_t places = ceil_div(line, phases);
         const int64_t step = is_one_run_ ? kCount % pitch : kCount;
         const auto next = [&](int64_t column) {
             return column + step >= pitch ? column + step - pitch : column + step;
@@ -267,72 +229,96 @@ protected:
         constexpr std::integral_constant<int, 1> one;
         constexpr std::integral_constant<int, 2> two;
         for (int64_t first = begin; first < end; first += line) {
-            const int64_t place = is_one_run_ ? first : first / outputs_ * pitch;
-            int64_t column = is_one_run_ ? first % pitch : 0, i = 0;
-            for (; i + kCount < line; i += 2 * kCount) {
+            const int64_t place = is_one_run_ ? first / phases : first / outputs_ * pitch;
+            int64_t column = is_one_run_ ? place % pitch : 0, i = 0;
+            for (; i + kCount < places; i += 2 * kCount) {
                 const int64_t columns[] = {column, next(column)};
-                visit(two, place + i, first + i, columns);
+                visit(two, place + i, first + i * phases, columns);
                 column = next(columns[1]);
             }
             const int64_t columns[] = {column};
-            if (i < line) visit(one, place + i, first + i, columns);
+            if (i < places) visit(one, place + i, first + i * phases, columns);
         }
     }
 
     // put(output, what the windows from there on take along the row), for these outputs; where it goes on, added to
     // the sums so far.
     template <bool kGoesOn, class Put>
-    __attribute__((noinline)) void combine_along(int64_t begin, int64_t end, const Put& put) const {
+    void combine_along(int64_t begin, int64_t end, const Put& put) const {
+        if constexpr (kGoesOn) {
+            combine_phases<true, 1>(begin, end, put);
+        } else if (result_phases_ == 1) {
+            combine_phases<false, 1>(begin, end, put);
+        } else {
+            combine_phases<false, 2>(begin, end, put);
+        }
+    }
+
+    template <bool kGoesOn, int kPhases, class Put>
+    __attribute__((noinline)) void combine_phases(int64_t begin, int64_t end, const Put put) const {
+        static_assert(!kGoesOn || kPhases == 1);
         const auto taps = static_cast<int64_t>(sources_.size());
+        const int64_t ends[] = {kPhases == 1 ? taps : taps_of_phase_[0]};
         const Accumulator* const* const sources = sources_.data();
         const LaneMask* const lanes = lanes_.data();
         for_each_vector(begin, end, [&](auto count, int64_t place, int64_t output, const auto& columns) {
-            V sums[count];
-            for (int v = 0; v < count; ++v) {
-                sums[v] = kGoesOn ? load<kCount>(sums_.data() + output + v * kCount) : filled<V>(reduction_.identity());
-            }
-            for (int64_t tap = 0; tap < taps; ++tap) {
-                const Accumulator* const source = sources[tap] + place;
+            V sums[kPhases][count];
+            const auto combine = [&](V(&sum)[count], int64_t tap, int64_t last) {
                 for (int v = 0; v < count; ++v) {
-                    const V taken = load<kCount>(source + v * kCount);
-                    sums[v] = where(lanes[columns[v] * taps + tap], reduction_.combine(sums[v], taken), sums[v]);
+                    sum[v] =
+                        kGoesOn ? load<kCount>(sums_.data() + output + v * kCount) : filled<V>(reduction_.identity());
+                }
+                for (; tap < last; ++tap) {
+                    const Accumulator* const source = sources[tap] + place;
+                    for (int v = 0; v < count; ++v) {
+                        const V taken = load<kCount>(source + v * kCount);
+                        sum[v] = where(lanes[columns[v] * taps + tap], reduction_.combine(sum[v], taken), sum[v]);
+                    }
+                }
+            };
+            combine(sums[0], 0, ends[0]);
+            if constexpr (kPhases == 2) combine(sums[1], ends[0], taps);
+            for (int v = 0; v < count; ++v) {
+                if constexpr (kPhases == 1) {
+                    put(output + v * kCount, sums[0][v]);
+                } else {
+                    put(output + 2 * v * kCount, interleave<0>(sums[0][v], sums[1][v]));
+                    put(output + (2 * v + 1) * kCount, interleave<kCount / 2>(sums[0][v], sums[1][v]));
                 }
             }
-            for (int v = 0; v < count; ++v) put(output + v * kCount, sums[v]);
         });
     }
 
     const R& reduction_;
     const Call& call_;
     const int64_t columns_, outputs_;  // of a row
-    const int64_t phases_;
+    const int64_t phases_, result_phases_;
     const int64_t pitch_;
     const bool is_one_run_;  // the results of rows follow each other as they do in phases
     const int64_t prefetched_;
-    int64_t most_taps_ = 0;
-    std::vector<int64_t> taps_;  // offsets of the rows that are combined, one row of windows after the other
-    std::vector<Row> rows_;      // of windows, those of a plane
-    Accumulator* phase_[kMostStride] = {};
+    const RowTaps rows_;
+    Accumulator* phase_[kMostPhases] = {};
+    int64_t taps_of_phase_[kMostPhases] = {};  // of the results
     std::vector<const Accumulator*> sources_;  // of taps along the row: what the first window takes
-    std::vector<int64_t> tap_columns_;         // and the columns that this is at
+    std::vector<int64_t> tap_positions_;       // and the columns that this is at
     std::vector<LaneMask> lanes_;  // by the column of the first one, and tap: which take it, none beyond the line's end
     Buffer<Accumulator> buffer_, sums_;
 };
 
-// How many rows of the output are done together: so few that processors read those of the next group while they still
-// write this one's results; whole planes, or even parts of one, so that all groups are alike.
+// The rows of windows of a call.
 template <class R>
-int64_t rows_together(const Call& call) {
-    const Geometry& geometry = call.geometry;
-    const Axis& axis = geometry.axes[geometry.rank - 1];
-    constexpr int64_t bytes = 4096;
-    const auto row = static_cast<int64_t>(sizeof(typename R::Accumulator)) * axis.stride * FlatRows<R>::pitch_of(axis);
-    const int64_t rows = std::max<int64_t>(1, bytes / row);
-    int64_t in_plane = 1;
-    for (int a = 0; a + 1 < geometry.rank; ++a) in_plane *= geometry.axes[a].output;
-    const int64_t even = rows < in_plane ? ceil_div(in_plane, ceil_div(in_plane, rows)) : rows / in_plane * in_plane;
-    return std::clamp<int64_t>(count_rows(call, output_size), 1, even);
-}
+struct RowsOfWindows {
+    const AlongRow along;
+    const int64_t all;
+    const int64_t in_plane;
+    const int64_t together;
+
+    explicit RowsOfWindows(const Call& call)
+        : along(AlongRow::of_windows(call.geometry.axes[call.geometry.rank - 1])),
+          all(count_rows(call, output_size)),
+          in_plane(rows_of_plane(call.geometry, output_size)),
+          together(rows_together<typename R::Accumulator>(along, in_plane, all)) {}
+};
 
 inline bool has_empty_window(const std::vector<AxisTable>& tables) {
     return std::any_of(tables.begin(), tables.end(), [](const AxisTable& table) { return table.has_empty_window(); });
@@ -347,10 +333,9 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     const Geometry& geometry = call.geometry;
     const std::vector<AxisTable> tables = axis_tables(call);
     const int64_t outputs = tables.back().output;
-    const int64_t all_rows = count_rows(call, output_size);
-    const int64_t plane_rows = all_rows / (geometry.batch * geometry.channels);
-    const int64_t together = rows_together<R>(call);
-    FlatRows<R> rows(reduction, call, tables, together);
+    const RowsOfWindows<R> windows(call);
+    const int64_t all_rows = windows.all, plane_rows = windows.in_plane, together = windows.together;
+    FlatRows<R> rows(reduction, call, tables, windows.along, together);
 
     const bool has_empty = has_empty_window(tables);
     // Those of a plane, and again until rows that are done together find theirs in one run.
@@ -371,7 +356,8 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
         const int64_t first = unit * together, count = std::min(together, all_rows - first);
         const Accumulator* own = any_divisors ? divisors.data() + first % plane_rows * outputs : nullptr;
         T* y = static_cast<T*>(call.y.data) + first * outputs;
-        const bool any_out_of_range = rows.compute(first, count, FinishEach<R>{reduction, y, own});
+        const int64_t room = (std::min(end * together, all_rows) - first - count) * outputs;  // for what comes next
+        const bool any_out_of_range = rows.compute(first, count, room, FinishEach<R>{reduction, y, own});
         for (int64_t i = 0; has_empty && i < count * outputs; ++i) {
             if (own[i] == 0) y[i] = reduction.empty();
         }
@@ -410,11 +396,11 @@ class FlatMaxima : FlatRows<RowByRow<Max<T>>> {
 
 public:
     FlatMaxima(const RowByRow<Max<T>>& reduction, const Call& call, const std::vector<AxisTable>& tables,
-               int64_t most_rows)
-        : Rows(reduction, call, tables, most_rows),
-          plane_size_(static_cast<int64_t>(this->rows_.size()) * this->outputs_),
-          table_size_(plane_size_ + most_rows * this->outputs_ + kCount) {
-        this->sums_.resize(most_rows * this->outputs_ + kCount);
+               const RowsOfWindows<Max<T>>& windows)
+        : Rows(reduction, call, tables, windows.along, windows.together),
+          plane_size_(windows.in_plane * this->outputs_),
+          table_size_(plane_size_ + windows.together * this->outputs_ + kCount) {
+        this->sums_.resize(windows.together * this->outputs_ + kCount);
         positions_.resize(this->sums_.size());
         prepare_positions(tables);
     }
@@ -426,7 +412,7 @@ public:
         const int64_t all = count * this->outputs_, begin = first * this->outputs_ % plane_size_;
         std::fill_n(this->sums_.begin(), all, this->reduction_.identity());
         std::copy_n(first_data_.begin() + begin, all, positions_.begin());
-        for (int64_t tap = 0; tap < this->most_taps_; ++tap) {
+        for (int64_t tap = 0; tap < this->rows_.most_taps; ++tap) {
             this->read(first, count, tap, tap + 1);
             find_larger(all, tap_rows_.data() + tap * table_size_ + begin);
         }
@@ -443,8 +429,8 @@ private:
         const std::vector<Range>& windows = tables.back().taps;
         const int64_t stride = geometry.axes[geometry.rank - 1].stride;
         first_data_.resize(table_size_);
-        tap_rows_.resize(this->most_taps_ * table_size_);
-        this->for_each_row_of_windows(tables, [&](const Range* taps, int64_t row) {
+        tap_rows_.resize(this->rows_.most_taps * table_size_);
+        for_each_row_of_taps(geometry, output_size, tables, [&](const Range* taps, int64_t row) {
             int32_t* const first_data = first_data_.data() + row * this->outputs_;
             int32_t* tap_row = tap_rows_.data() + row * this->outputs_;
             bool is_first = true;
@@ -461,7 +447,7 @@ private:
         // Planes follow each other.
         for (int64_t i = plane_size_; i < table_size_; ++i) {
             first_data_[i] = first_data_[i - plane_size_];
-            for (int64_t tap = 0; tap < this->most_taps_; ++tap) {
+            for (int64_t tap = 0; tap < this->rows_.most_taps; ++tap) {
                 int32_t* const rows = tap_rows_.data() + tap * table_size_;
                 rows[i] = rows[i - plane_size_];
             }
@@ -474,7 +460,7 @@ private:
         const auto taps = static_cast<int64_t>(this->sources_.size());
         const float* const* const sources = this->sources_.data();
         const LaneMask* const lanes = this->lanes_.data();
-        const int64_t* const columns_of_taps = this->tap_columns_.data();
+        const int64_t* const columns_of_taps = this->tap_positions_.data();
         float* const maxima = this->sums_.data();
         int32_t* const positions = positions_.data();
         this->for_each_vector(0, end, [&](auto count, int64_t place, int64_t output, const auto& columns) {
@@ -521,10 +507,11 @@ void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
     const RowByRow<Max<T>> reduction(call.parameters);
     const Geometry& geometry = call.geometry;
     const std::vector<AxisTable> tables = axis_tables(call);
-    const int64_t together = rows_together<RowByRow<Max<T>>>(call), all_rows = count_rows(call, output_size);
-    const int64_t plane_rows = all_rows / (geometry.batch * geometry.channels), outputs = tables.back().output;
+    const RowsOfWindows<Max<T>> windows(call);
+    const int64_t all_rows = windows.all, plane_rows = windows.in_plane, together = windows.together;
+    const int64_t outputs = tables.back().output;
     const bool has_empty = has_empty_window(tables);
-    FlatMaxima<T> rows(reduction, call, tables, together);
+    FlatMaxima<T> rows(reduction, call, tables, windows);
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t first = unit * together, count = std::min(together, all_rows - first);
         rows.compute(first, count, [&](int64_t i, int64_t size, const float* maxima, const int32_t* positions) {

@@ -33,8 +33,11 @@ struct AverageGradient {
 
 // A norm's derivative, sign(x) (|x| / y)^(p-1), is a product of y^(1-p), sent by the window, and of sign(x) |x|^(p-1).
 // In float64 neither leaves the range for p up to kLargestExponent, whatever the smaller type holds.
-template <class T>
-struct NormGradient {
+template <class R>
+struct NormGradient;
+
+template <class T, int kExponent>
+struct NormGradient<LpNorm<T, kExponent>> {
     using Element = T;
     using Accumulator = double;
     static constexpr bool kNeedsData = true;
@@ -63,10 +66,10 @@ private:
     // base^(p-1)
     template <class V>
     V power(V base) const {
-        if (p == 1) return V{} + 1;
-        if (p == 2) return base;
-        if (p == 3) return base * base;
-        if (p == 4) return base * base * base;
+        if constexpr (kExponent == 1) return V{} + 1;
+        if constexpr (kExponent == 2) return base;
+        if constexpr (kExponent == 3) return base * base;
+        if constexpr (kExponent == 4) return base * base * base;
         return power_of(base, p - 1);
     }
 };
@@ -75,6 +78,17 @@ inline std::vector<AxisTable> covering_tables(const Geometry& geometry) {
     std::vector<AxisTable> tables;
     for (int a = 0; a < geometry.rank; ++a) tables.push_back(AxisTable::of_coverings(geometry.axes[a]));
     return tables;
+}
+
+// Where the rows of windows end that cover a row of elements, or 0 without any.
+inline int64_t end_of_covering_rows(const std::vector<AxisTable>& coverings, const int64_t* outer) {
+    int64_t row = 0;
+    for (size_t a = 0; a + 1 < coverings.size(); ++a) {
+        const Range& windows = coverings[a].taps[outer[a]];
+        if (windows.count == 0) return 0;
+        row = row * coverings[a].input + windows.begin + (windows.count - 1) * windows.step;
+    }
+    return row + 1;
 }
 
 // The tensors that a gradient looks at, or others of their shapes where it looks at none.
@@ -87,6 +101,44 @@ const Operand& result_of(const Call& call) {
     return G::kNeedsData ? call.y : call.grad_y;
 }
 
+// The elements of a plane that no window covers: their gradient is 0, whatever the data are.
+class Uncovered {
+public:
+    Uncovered(const Geometry& geometry, const std::vector<AxisTable>& coverings) : columns_(coverings.back().output) {
+        const int64_t nothing[kMaxSpatialRank] = {};
+        for_each_row_of_plane<1>(geometry, input_size, {nothing},
+                                 [&](const int64_t* outer, int64_t, const int64_t (&)[1]) {
+                                     rows_.push_back(outer_factor(coverings, outer) == 0);
+                                     any_ |= rows_.back();
+                                 });
+        const std::vector<double>& factors = coverings.back().factors;
+        for (int64_t i = 0; i < columns_; ++i) {
+            if (factors[i] == 0) uncovered_columns_.push_back(i);
+        }
+        any_ |= !uncovered_columns_.empty();
+    }
+
+    bool any() const { return any_; }
+
+    // The row_index-th row of the plane.
+    bool has_row(int64_t row_index) const { return rows_[row_index]; }
+
+    template <class T>
+    void fill(T* row, int64_t row_index) const {
+        if (has_row(row_index)) {
+            std::fill_n(row, columns_, static_cast<T>(0.0f));
+        } else {
+            for (const int64_t i : uncovered_columns_) row[i] = static_cast<T>(0.0f);
+        }
+    }
+
+private:
+    const int64_t columns_;
+    bool any_ = false;
+    std::vector<bool> rows_;
+    std::vector<int64_t> uncovered_columns_;
+};
+
 // Where the gradients of a row go: finish(sum, x).
 template <class G>
 struct FinishGradient {
@@ -96,6 +148,8 @@ struct FinishGradient {
     T* grad_x;
     template <class V>
     void operator()(int64_t i, V sum) const {
+        if (G::kNeedsData) __builtin_prefetch(x + i + kFarAheadBytes / sizeof(T));
+        prefetch_written(grad_x + i);
         if constexpr (G::kNeedsData) {
             store(grad_x + i, convert<T>(gradient.finish(sum, load<lanes_of<V>>(x + i))));
         } else {
@@ -150,48 +204,75 @@ public:
         : geometry_(call.geometry),
           gradient_(call.parameters),
           windows_(axis_tables(call)),
-          rows_(sum_, covering_tables(call.geometry)) {}
+          coverings_(covering_tables(call.geometry)),
+          window_rows_(rows_of_plane(call.geometry, output_size)),
+          rows_(sum_, coverings_) {}
 
-    // What the windows send.
-    void prepare(const T* grad_y, const int64_t* grad_y_strides, int64_t grad_y_lane_step, const T* y,
-                 const int64_t* y_strides, int64_t y_lane_step, int64_t lanes) {
-        const int rank = geometry_.rank;
+    // The lanes whose rows come next, all rows of the plane in turn: what their windows send is prepared little by
+    // little.
+    void set_lanes(const T* grad_y, const int64_t* grad_y_strides, const T* y, const int64_t* y_strides,
+                   int64_t lanes) {
+        grad_y_ = {grad_y, grad_y_strides};
+        y_ = {y, y_strides};
+        lanes_ = lanes;
+        prepared_rows_ = 0;
         prepared_.resize(packed_strides(geometry_, lanes, output_size, prepared_strides_) * lanes);
-        Range all[kMaxSpatialRank + 1];
-        every_position(geometry_, output_size, all);
-        int64_t strides[3][kMaxSpatialRank + 1];
-        for (int a = 0; a < rank; ++a) {
-            strides[0][a] = grad_y_strides[a];
-            strides[1][a] = y_strides[a];
-            strides[2][a] = prepared_strides_[a];
-        }
-        for (auto& stride : strides) stride[rank] = 0;
-        for_each_row<3>(
-            all, rank + 1, {strides[0], strides[1], strides[2]},
-            [&](const int64_t (&offsets)[3], const int64_t* position) {
-                const double factor = outer_factor(windows_, position) * windows_[rank - 1].factors[position[rank - 1]];
-                const auto divisor = static_cast<Accumulator>(std::max(1.0, factor));  // without data nothing is sent
-                const T* grad = together(grad_y + offsets[0], grad_y_lane_step, lanes, grad_y_lanes_);
-                const T* result = G::kNeedsData ? together(y + offsets[1], y_lane_step, lanes, y_lanes_) : grad;
-                Accumulator* target = prepared_.data() + offsets[2];
-                in_vectors<kLanes<Accumulator>>(lanes, [&](int64_t i, auto n) {
-                    store(target + i, gradient_.prepare(load<n>(grad + i), load<n>(result + i), divisor));
-                });
-            });
+        if (rows_.needs_whole_planes()) prepare(window_rows_);
         rows_.set_lanes(prepared_.data(), prepared_strides_, lanes);
     }
 
     // A row of grad_x, the row_index-th of its plane.
     void compute(const int64_t* outer, int64_t row_index, const T* x, int64_t x_step, T* grad_x, int64_t step) {
+        prepare(end_of_covering_rows(coverings_, outer));
         rows_.compute(outer, row_index, GradientResults<G>{gradient_, x, x_step, grad_x, step});
     }
 
 private:
+    struct Lanes {
+        const T* data;
+        const int64_t* strides;  // [N, C, D1, ..., Dr]
+    };
+
+    // Rows of windows up to this one.
+    void prepare(int64_t until) {
+        const int last = geometry_.rank - 1;
+        for (; prepared_rows_ < until; ++prepared_rows_) {
+            int64_t outer[kMaxSpatialRank], row = prepared_rows_;
+            const T *grad_y = grad_y_.data, *y = y_.data;
+            for (int a = last - 1; a >= 0; --a) {
+                outer[a] = row % geometry_.axes[a].output;
+                row /= geometry_.axes[a].output;
+                grad_y += outer[a] * grad_y_.strides[2 + a];
+                y += outer[a] * y_.strides[2 + a];
+            }
+            const int64_t outputs = geometry_.axes[last].output;
+            const double factor = outer_factor(windows_, outer);
+            Accumulator* target = prepared_.data() + prepared_rows_ * outputs * lanes_;
+            for (int64_t o = 0; o < outputs; ++o, target += lanes_) {
+                // Windows without data send nothing.
+                const auto divisor = static_cast<Accumulator>(std::max(1.0, factor * windows_[last].factors[o]));
+                const T* grads =
+                    together(grad_y + o * grad_y_.strides[2 + last], grad_y_.strides[1], lanes_, grad_y_lanes_);
+                const T* results =
+                    G::kNeedsData ? together(y + o * y_.strides[2 + last], y_.strides[1], lanes_, y_lanes_) : grads;
+                prefetch_ahead(grads, lanes_);
+                if (G::kNeedsData) prefetch_ahead(results, lanes_);
+                in_vectors<kLanes<Accumulator>>(lanes_, [&](int64_t i, auto n) {
+                    store(target + i, gradient_.prepare(load<n>(grads + i), load<n>(results + i), divisor));
+                });
+            }
+        }
+    }
+
     const Geometry& geometry_;
     const G gradient_;
     const GradientSum<Accumulator> sum_{};
-    const std::vector<AxisTable> windows_;
+    const std::vector<AxisTable> windows_, coverings_;
+    const int64_t window_rows_;  // of a plane
     LaneRows<GradientSum<Accumulator>> rows_;
+    Lanes grad_y_{}, y_{};
+    int64_t lanes_ = 0;
+    int64_t prepared_rows_ = 0;
     int64_t prepared_strides_[kMaxSpatialRank];
     Buffer<Accumulator> prepared_;
     Buffer<T> grad_y_lanes_, y_lanes_;
@@ -217,9 +298,9 @@ void backward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
         const int64_t image = unit / blocks, channel = unit % blocks * block;
         const T* x_plane = plane_at<const T>(x, image, channel);
         T* grad_x = plane_at<T>(call.grad_x, image, channel);
-        gradients.prepare(plane_at<const T>(call.grad_y, image, channel), call.grad_y.strides + 2,
-                          call.grad_y.strides[1], plane_at<const T>(y, image, channel), y.strides + 2, y.strides[1],
-                          std::min(block, geometry.channels - channel));
+        gradients.set_lanes(plane_at<const T>(call.grad_y, image, channel), call.grad_y.strides,
+                            plane_at<const T>(y, image, channel), y.strides,
+                            std::min(block, geometry.channels - channel));
         for_each_row_of_plane<2>(geometry, input_size, {x.strides + 2, call.grad_x.strides + 2},
                                  [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[2]) {
                                      gradients.compute(outer, row, x_plane + offsets[0], x_step, grad_x + offsets[1],
@@ -235,8 +316,8 @@ void backward_packed(const Call& call, int64_t begin, int64_t end) {
     const Geometry& geometry = call.geometry;
     const int64_t lanes = packed_planes<typename G::Accumulator>(geometry, sizeof(T));
     LaneGradients<G> gradients(call);
-    int64_t y_strides[kMaxSpatialRank];
-    const int64_t y_size = packed_strides(geometry, lanes, output_size, y_strides);
+    int64_t y_strides[2 + kMaxSpatialRank] = {0, 1};
+    const int64_t y_size = packed_strides(geometry, lanes, output_size, y_strides + 2);
     const int64_t columns = geometry.axes[geometry.rank - 1].input;
     Buffer<T> grad_y(y_size * lanes), y(G::kNeedsData ? y_size * lanes : 0);
     Buffer<T> x(G::kNeedsData ? columns * lanes : 0), grad_x(columns * lanes);
@@ -252,7 +333,7 @@ void backward_packed(const Call& call, int64_t begin, int64_t end) {
         };
         pack(call.grad_y, 0, grad_y, y_size);
         if (G::kNeedsData) pack(call.y, 0, y, y_size);
-        gradients.prepare(grad_y.data(), y_strides, 1, G::kNeedsData ? y.data() : grad_y.data(), y_strides, 1, lanes);
+        gradients.set_lanes(grad_y.data(), y_strides, G::kNeedsData ? y.data() : grad_y.data(), y_strides, lanes);
         for_each_row_of_plane<2>(
             geometry, input_size, {x_strides + 2, call.grad_x.strides + 2},
             [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[2]) {
@@ -264,7 +345,8 @@ void backward_packed(const Call& call, int64_t begin, int64_t end) {
     }
 }
 
-// Along the last axis, what windows send lies a stride apart; zeros between make of their sums a pooling with stride 1.
+// Along the last axis, what windows send lies a stride apart; sums of nothing between make of it a pooling with
+// stride 1.
 inline Axis spread_axis(const Axis& axis) {
     Axis spread = axis;
     spread.input = (axis.output - 1) * axis.stride + 1;
@@ -289,8 +371,9 @@ void backward_rows(const Call& call, int64_t begin, int64_t end) {
     const std::vector<AxisTable> windows = axis_tables(call);
     RowDivisors<Accumulator> divisors(windows[last]);
     std::vector<AxisTable> coverings = covering_tables(geometry);
+    const Uncovered uncovered(geometry, coverings);
     coverings[last] = AxisTable::of_windows(spread, Divisor::kKernel);
-    const int64_t plane_rows = count_rows(call, input_size) / (geometry.batch * geometry.channels);
+    const int64_t plane_rows = rows_of_plane(geometry, input_size);
     PlaneRows<GradientSum<Accumulator>> rows(sum, coverings, spread, plane_rows);
 
     int64_t sent_strides[kMaxSpatialRank];
@@ -300,12 +383,16 @@ void backward_rows(const Call& call, int64_t begin, int64_t end) {
         size *= a == last ? spread.input : geometry.axes[a].output;
     }
     Buffer<Accumulator> sent(size), sent_row(axis.output);
+    std::fill(sent.begin(), sent.end(), sum.identity());
     Buffer<T> grad_y_row, y_row;
     const Operand &x = data_of<G>(call), &y = result_of<G>(call);
     std::vector<FinishGradient<G>> targets;
+    std::vector<int64_t> row_indices;
     const auto finish = [&] {
         rows.finish([&](int64_t row) { return targets[row]; }, [](int64_t, int64_t) {});
+        for (size_t i = 0; i < targets.size(); ++i) uncovered.fill(targets[i].grad_x, row_indices[i]);
         targets.clear();
+        row_indices.clear();
     };
 
     for (int64_t unit = begin; unit < end; ++unit) {
@@ -334,17 +421,116 @@ void backward_rows(const Call& call, int64_t begin, int64_t end) {
         for_each_row_of_plane<2>(geometry, input_size, {x.strides + 2, call.grad_x.strides + 2},
                                  [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[2]) {
                                      T* grad_x = grad_x_plane + offsets[1];
-                                     for (int a = 0; a < last; ++a) {
-                                         if (coverings[a].taps[outer[a]].count > 0) continue;
-                                         return std::fill_n(grad_x, axis.input, static_cast<T>(0.0f)), void();
-                                     }
+                                     if (uncovered.has_row(row)) return uncovered.fill(grad_x, row);
                                      rows.add(outer, row);
                                      targets.push_back({gradient, x_plane + offsets[0], grad_x});
+                                     row_indices.push_back(row);
                                      if (rows.is_full()) finish();
                                  });
         finish();
     }
 }
+
+// The rows of elements that the windows of a call cover.
+template <class A>
+struct RowsOfCoverings {
+    const AlongRow along;
+    const int64_t in_plane;
+    const int64_t planes;    // that are worked on together
+    const int64_t together;  // rows of them
+
+    explicit RowsOfCoverings(const Call& call)
+        : along(AlongRow::of_coverings(call.geometry.axes[call.geometry.rank - 1])),
+          in_plane(rows_of_plane(call.geometry, input_size)),
+          planes(std::max<int64_t>(1, rows_together<A>(along, in_plane, count_rows(call, input_size)) / in_plane)),
+          together(rows_together<A>(along, in_plane, planes * in_plane)) {}
+};
+
+#if defined(ONNXPOOL_AVX512)
+
+// Units are some planes that follow each other. What their windows send is prepared little by little, as the rows of
+// elements that they cover need it.
+template <class G>
+void backward_flat_rows(const Call& call, int64_t begin, int64_t end) {
+    using T = typename G::Element;
+    using Accumulator = typename G::Accumulator;
+    const Geometry& geometry = call.geometry;
+    const int last = geometry.rank - 1;
+    const RowsOfCoverings<Accumulator> covered(call);
+    const G gradient(call.parameters);
+    const GradientSum<Accumulator> sum;
+
+    // Elements are to windows what windows are to elements.
+    Geometry mirrored = geometry;
+    mirrored.batch = 1;
+    mirrored.channels = covered.planes;
+    int64_t strides[2 + kMaxSpatialRank], plane_outputs = 1, plane_inputs = 1;
+    for (int a = last; a >= 0; --a) {
+        std::swap(mirrored.axes[a].input, mirrored.axes[a].output);
+        strides[2 + a] = plane_outputs;
+        plane_outputs *= geometry.axes[a].output;
+        plane_inputs *= geometry.axes[a].input;
+    }
+    strides[0] = covered.planes * plane_outputs;
+    strides[1] = plane_outputs;
+    Buffer<Accumulator> sent(strides[0]), divisors(G::kNeedsData ? 0 : strides[0]);
+    Call sums(mirrored, call.parameters);
+    sums.x = {sent.data(), strides};
+    const std::vector<AxisTable> tables = covering_tables(geometry);
+    FlatRows<GradientSum<Accumulator>> rows(sum, sums, tables, covered.along, covered.together);
+    const RowTaps& taps = rows.taps();
+    const int64_t windows_per_row = geometry.axes[last].output;
+
+    if (!G::kNeedsData) {
+        const std::vector<AxisTable> windows = axis_tables(call);
+        RowDivisors<Accumulator> row_divisors(windows[last]);
+        for_each_row_of_plane<1>(geometry, output_size, {strides + 2},
+                                 [&](const int64_t* outer, int64_t, const int64_t (&offsets)[1]) {
+                                     const Accumulator* row = row_divisors.of(outer_factor(windows, outer));
+                                     std::copy_n(row, geometry.axes[last].output, divisors.begin() + offsets[0]);
+                                 });
+        for (int64_t i = plane_outputs; i < strides[0]; ++i) divisors[i] = divisors[i - plane_outputs];
+    }
+    const Uncovered uncovered(geometry, tables);
+    const int64_t all_planes = geometry.batch * geometry.channels;
+    const int64_t columns = geometry.axes[last].input;
+
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t plane = unit * covered.planes;
+        const int64_t planes = std::min(covered.planes, all_planes - plane);
+        const T* const grad_y = static_cast<const T*>(call.grad_y.data) + plane * plane_outputs;
+        const T* const y = static_cast<const T*>(result_of<G>(call).data) + plane * plane_outputs;
+        const T* const x = static_cast<const T*>(data_of<G>(call).data) + plane * plane_inputs;
+        T* const grad_x = static_cast<T*>(call.grad_x.data) + plane * plane_inputs;
+        int64_t prepared = 0;
+        const auto prepare = [&](int64_t until) {
+            if (until <= prepared) return;
+            prefetch_ahead(grad_y + prepared, until - prepared);
+            if (G::kNeedsData) prefetch_ahead(y + prepared, until - prepared);
+            Accumulator* const target = sent.data() + prepared;
+            const Accumulator* const divisor = G::kNeedsData ? target : divisors.data() + prepared;
+            const T *const grads = grad_y + prepared, *const results = y + prepared;
+            in_vectors<kLanes<Accumulator>>(until - prepared, [&](int64_t i, auto n) {
+                store(target + i, gradient.prepare(load<n>(grads + i), load<n>(results + i), load<n>(divisor + i)));
+            });
+            prepared = until;
+        };
+        const int64_t all = planes * covered.in_plane;
+        const int64_t last_row = (std::min(end * covered.planes, all_planes) - plane) * covered.in_plane;
+        for (int64_t first = 0; first < all; first += covered.together) {
+            const int64_t count = std::min(covered.together, all - first);
+            prepare(planes > 1 ? planes * plane_outputs : taps.elements_end(first, count, windows_per_row));
+            const int64_t room = (last_row - first - count) * columns;
+            rows.compute(first, count, room,
+                         FinishGradient<G>{gradient, x + first * columns, grad_x + first * columns});
+            for (int64_t row = first; uncovered.any() && row < first + count; ++row) {
+                uncovered.fill(grad_x + row * columns, row % covered.in_plane);
+            }
+        }
+    }
+}
+
+#endif
 
 // One window spans a contiguous plane. Units are planes.
 template <class G>
@@ -369,121 +555,5 @@ void backward_planes(const Call& call, int64_t begin, int64_t end) {
                 finish(i, Vector<Accumulator, n>{} + sent);
             }
         });
-    }
-}
-
-// Channels at a time: all that are next to each other where sums are added up in place.
-template <class T>
-int64_t index_lanes(const Call& call) {
-    return std::is_same_v<T, accumulator_t<T>> ? lanes_per_row(call) : lanes_per_block(call, 1 << 16);
-}
-
-// The gradient of a maximum goes where its index says: planes are added up in the order of their windows.
-template <class T>
-void backward_by_index(const Call& call, int64_t begin, int64_t end) {
-    using Accumulator = accumulator_t<T>;
-    constexpr bool in_place = std::is_same_v<T, Accumulator>;
-    const Geometry& geometry = call.geometry;
-    const int rank = geometry.rank;
-    const int64_t block = index_lanes<T>(call), blocks = ceil_div(geometry.channels, block);
-    // Sums are added up in grad_x, which is dense, or in a buffer of wider numbers.
-    const int64_t step = in_place ? call.grad_x.strides[1 + rank] : block;
-    const int64_t lane_step = in_place ? call.grad_x.strides[1] : 1;
-    int64_t size = 1;
-    int64_t dense[kMaxSpatialRank + 1];
-    for (int a = rank - 1; a >= 0; --a) {
-        dense[a] = size * step;
-        size *= geometry.axes[a].input;
-    }
-    Range outputs[kMaxSpatialRank + 1], inputs[kMaxSpatialRank + 1];
-    every_position(geometry, output_size, outputs);
-    every_position(geometry, input_size, inputs);
-
-    // Where the element that an index names lies among the sums.
-    const int64_t* index_strides = call.index_strides + 2;
-    bool row_major = true;
-    for (int a = 0; a < rank; ++a) row_major &= index_strides[a] * step == dense[a] || geometry.axes[a].input == 1;
-    std::vector<int64_t> places(row_major ? 0 : size);
-    if (!row_major) {
-        for_each_row<2>(inputs, rank, {index_strides, dense}, [&](const int64_t (&offsets)[2], const int64_t*) {
-            for (int64_t i = 0; i < inputs[rank - 1].count; ++i) {
-                places[offsets[0] + i * index_strides[rank - 1]] = offsets[1] + i * dense[rank - 1];
-            }
-        });
-    }
-
-    // Windows that follow each other in both tensors are one row.
-    const int last = rank - 1;
-    const auto follow_each_other = [&](const Operand& operand) {
-        int64_t stride = operand.strides[2 + last];
-        for (int a = last; a >= 0; stride *= outputs[a--].count) {
-            if (outputs[a].count > 1 && operand.strides[2 + a] != stride) return false;
-        }
-        return true;
-    };
-    if (follow_each_other(call.grad_y) && follow_each_other(call.indices)) {
-        for (int a = 0; a < last; ++a) {
-            outputs[last].count *= outputs[a].count;
-            outputs[a].count = 1;
-        }
-    }
-    const int64_t grad_step = call.grad_y.strides[2 + last], grad_lane_step = call.grad_y.strides[1];
-    const int64_t index_step = call.indices.strides[2 + last], index_lane_step = call.indices.strides[1];
-
-    Buffer<Accumulator> buffer(in_place ? 0 : size * block);
-    for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t image = unit / blocks, channel = unit % blocks * block;
-        const int64_t lanes = std::min(block, geometry.channels - channel);
-        const T* grad_y = plane_at<const T>(call.grad_y, image, channel);
-        const int64_t* indices = plane_at<const int64_t>(call.indices, image, channel);
-        T* grad_x = plane_at<T>(call.grad_x, image, channel);
-        const int64_t first = first_index(call, image, channel);
-        Accumulator* sums = buffer.data();
-        if constexpr (in_place) sums = grad_x;
-        if (lane_step == 1) {
-            const bool one_run = step == lanes;
-            for (int64_t i = 0; i < (one_run ? 1 : size); ++i) {
-                std::fill_n(sums + i * step, one_run ? size * lanes : lanes, Accumulator(0));
-            }
-        } else {
-            for (int64_t lane = 0; lane < lanes; ++lane) std::fill_n(sums + lane * lane_step, size, Accumulator(0));
-        }
-        // n windows: those of one lane that follow each other, or those of all lanes at one position.
-        const auto scatter = [&](int64_t n, const T* grad, int64_t grad_step, const int64_t* index, int64_t index_step,
-                                 int64_t plane_step, int64_t target_step) {
-            for (int64_t i = 0; i < n; ++i) {
-                const int64_t inner = index[i * index_step] - first - i * plane_step;
-                if (static_cast<uint64_t>(inner) >= static_cast<uint64_t>(size)) continue;
-                const int64_t place = row_major ? inner * step : places[inner];
-                sums[place + i * target_step] += static_cast<Accumulator>(load<1>(grad + i * grad_step));
-            }
-        };
-        for_each_row<2>(outputs, rank, {call.grad_y.strides + 2, call.indices.strides + 2},
-                        [&](const int64_t (&offsets)[2], const int64_t*) {
-                            const T* grad = grad_y + offsets[0];
-                            const int64_t* index = indices + offsets[1];
-                            const int64_t count = outputs[last].count;
-                            if (lanes == 1) return scatter(count, grad, grad_step, index, index_step, 0, 0);
-                            for (int64_t o = 0; o < count; ++o) {
-                                scatter(lanes, grad + o * grad_step, grad_lane_step, index + o * index_step,
-                                        index_lane_step, call.index_strides[1], lane_step);
-                            }
-                        });
-        if constexpr (!in_place) {
-            const int64_t target_step = call.grad_x.strides[2 + last], target_lane_step = call.grad_x.strides[1];
-            const bool one_run = target_step == step && (lanes == 1 || target_lane_step == 1) && step == lanes;
-            for (int64_t i = 0; i < (one_run ? 1 : size); ++i) {
-                const Accumulator* sum = sums + i * step;
-                T* target = grad_x + i * target_step;
-                if (one_run || target_lane_step == 1) {
-                    in_vectors<kLanes<Accumulator>>(one_run ? size * lanes : lanes, [&](int64_t j, auto n) {
-                        store(target + j, convert<T>(load<n>(sum + j)));
-                    });
-                } else {
-                    for (int64_t lane = 0; lane < lanes; ++lane)
-                        target[lane * target_lane_step] = static_cast<T>(sum[lane]);
-                }
-            }
-        }
     }
 }

@@ -21,6 +21,7 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "flat_rows.inl"
 #endif
 #include "gradients.inl"
+#include "index_gradients.inl"
 // clang-format on
 
 // ---- Which kernel does a call ----
@@ -130,30 +131,47 @@ Task plan_packed(const Call& call) {
             plane_elements(call) * static_cast<double>(planes)};
 }
 
-#if defined(ONNXPOOL_AVX512)
-
-// Whether rows that follow each other are worth it, in accumulators of R, and how many are done together: else 0.
-template <class R>
-int64_t flat_rows_together(const Call& call) {
-    constexpr int64_t lanes = kLanes<typename R::Accumulator>;
-    constexpr double most_rows = 1 << 16;   // those that windows of a plane consist of: each is prepared
-    constexpr int64_t most_taps = 1 << 12;  // of windows that a vector may begin with
-    const Geometry& geometry = call.geometry;
-    const Axis& axis = geometry.axes[geometry.rank - 1];
+// The rows of elements that windows of a plane consist of.
+inline double rows_of_windows(const Geometry& geometry) {
     double rows = 1;
     for (int a = 0; a + 1 < geometry.rank; ++a) {
-        const Axis& outer = geometry.axes[a];
-        rows *= static_cast<double>(outer.output) * static_cast<double>(std::min(outer.kernel, outer.input));
+        const Axis& axis = geometry.axes[a];
+        rows *= static_cast<double>(axis.output) * static_cast<double>(std::min(axis.kernel, axis.input));
     }
-    const bool fit = 2 * axis.input + 2 >= lanes && axis.stride <= FlatRows<R>::kMostStride &&
-                     row_reach(axis) <= 2 * (axis.input + axis.output) + 64 &&
-                     axis.kernel * FlatRows<R>::pitch_of(axis) <= most_taps;
-    if (!fit || rows > most_rows || call.x.strides[1 + geometry.rank] != 1 ||
+    return rows;
+}
+
+// Those of elements and of windows are prepared, each.
+inline bool has_few_rows(const Geometry& geometry) {
+    constexpr int64_t most = 1 << 16;
+    return rows_of_windows(geometry) <= most && rows_of_plane(geometry, input_size) <= most;
+}
+
+// Whether rows that follow each other are worth it, for accumulators of this size: of windows, or of the elements that
+// windows cover.
+template <bool kCoverings>
+bool fits_flat_rows(const Geometry& geometry, int64_t accumulator_size) {
+    constexpr int64_t most_taps = 1 << 12;  // of results that a vector may begin with
+    const Axis& axis = geometry.axes[geometry.rank - 1];
+    if (axis.stride > kMostPhases || row_reach(axis) > 2 * (axis.input + axis.output) + 64 || !has_few_rows(geometry)) {
+        return false;
+    }
+    const AlongRow along = kCoverings ? AlongRow::of_coverings(axis) : AlongRow::of_windows(axis);
+    return (2 * along.columns + 2) * accumulator_size >= 64 &&
+           static_cast<int64_t>(along.taps.size()) * along.pitch() <= most_taps;
+}
+
+#if defined(ONNXPOOL_AVX512)
+
+template <class R>
+bool has_flat_rows(const Call& call) {
+    const Geometry& geometry = call.geometry;
+    if (!fits_flat_rows<false>(geometry, sizeof(typename R::Accumulator)) || call.x.strides[1 + geometry.rank] != 1 ||
         !is_contiguous(geometry, call.y, output_size)) {
-        return 0;
+        return false;
     }
     const std::vector<AxisTable> tables = axis_tables(call);
-    return !R::kInOrder && (tables.back().windows_share || is_separable<R>(tables)) ? 0 : rows_together<R>(call);
+    return R::kInOrder || !(tables.back().windows_share || is_separable<R>(tables));
 }
 
 #endif
@@ -162,11 +180,10 @@ int64_t flat_rows_together(const Call& call) {
 template <class R>
 Task plan_flat_rows([[maybe_unused]] const Call& call) {
 #if defined(ONNXPOOL_AVX512)
-    const auto task = [&](decltype(Task::run) run, int64_t together) -> Task {
-        if (together == 0) return {};
-        return {
-            run, ceil_div(count_rows(call, output_size), together),
-            elements_per_row(call, call.geometry.axes[call.geometry.rank - 1].output) * static_cast<double>(together)};
+    const int64_t outputs = call.geometry.axes[call.geometry.rank - 1].output;
+    const auto task = [&](decltype(Task::run) run, const auto& windows) -> Task {
+        return {run, ceil_div(windows.all, windows.together),
+                elements_per_row(call, outputs) * static_cast<double>(windows.together)};
     };
     if constexpr (is_keyed<R>) {
         using T = typename R::Element;
@@ -175,17 +192,14 @@ Task plan_flat_rows([[maybe_unused]] const Call& call) {
             constexpr int64_t least_planes = 8;
             constexpr double most_table_entries = 1 << 16;
             const Geometry& geometry = call.geometry;
-            double entries = 1;
-            for (int a = 0; a < geometry.rank; ++a) {
-                const Axis& axis = geometry.axes[a];
-                entries *= static_cast<double>(axis.output);
-                if (a + 1 < geometry.rank) entries *= static_cast<double>(std::min(axis.kernel, axis.input));
+            const double table_entries = rows_of_windows(geometry) * static_cast<double>(outputs);
+            if (geometry.batch * geometry.channels >= least_planes && table_entries <= most_table_entries &&
+                has_flat_rows<Max<T>>(call)) {
+                return task(forward_flat_maxima<T>, RowsOfWindows<Max<T>>(call));
             }
-            if (geometry.batch * geometry.channels < least_planes || entries > most_table_entries) return {};
-            return task(forward_flat_maxima<T>, flat_rows_together<Max<T>>(call));
         }
     } else if constexpr (!R::kIndexed && !is_dear<R>) {
-        return task(forward_flat_rows<R>, flat_rows_together<R>(call));
+        if (has_flat_rows<R>(call)) return task(forward_flat_rows<R>, RowsOfWindows<R>(call));
     }
 #endif
     return {};
@@ -252,6 +266,26 @@ Task plan_forward_of(const Call& call) {
     return plan_window<R>(call);
 }
 
+#if defined(ONNXPOOL_AVX512)
+
+template <class G>
+bool has_flat_gradients(const Call& call) {
+    const Geometry& geometry = call.geometry;
+    if (!fits_flat_rows<true>(geometry, sizeof(typename G::Accumulator)) ||
+        !is_contiguous(geometry, data_of<G>(call), input_size) || !is_contiguous(geometry, call.grad_x, input_size) ||
+        !is_contiguous(geometry, result_of<G>(call), output_size) ||
+        !is_contiguous(geometry, call.grad_y, output_size)) {
+        return false;
+    }
+    // Additions have the same order in all instruction sets: other kernels combine rows with gaps between windows.
+    const std::vector<AxisTable> tables = covering_tables(geometry);
+    const Axis spread = spread_axis(geometry.axes[geometry.rank - 1]);
+    return !(tables.back().windows_share || AxisTable::of_windows(spread, Divisor::kKernel).windows_share ||
+             is_separable<GradientSum<typename G::Accumulator>>(tables));
+}
+
+#endif
+
 // How to compute the gradient of a sum: null where planes lie in a way that none of the fast kernels takes.
 template <class G>
 Task plan_sum_gradient(const Call& call) {
@@ -269,6 +303,11 @@ Task plan_sum_gradient(const Call& call) {
     }
     if (!has_dense_planes(geometry, x, input_size) || !has_dense_planes(geometry, call.grad_x, input_size)) return {};
     if (spans_plane(geometry)) return task(backward_planes<G>, planes);
+#if defined(ONNXPOOL_AVX512)
+    if (has_flat_gradients<G>(call)) {
+        return task(backward_flat_rows<G>, ceil_div(planes, RowsOfCoverings<typename G::Accumulator>(call).planes));
+    }
+#endif
     const bool in_order = has_planes_in_order(geometry, x, input_size) &&
                           has_planes_in_order(geometry, y, output_size) &&
                           has_planes_in_order(geometry, call.grad_y, output_size);
@@ -281,13 +320,55 @@ Task plan_sum_gradient(const Call& call) {
     return has_long_rows ? task(backward_rows<G>, planes) : Task{};
 }
 
+// Whether windows of maxima are so small that gradients are gathered rather than scattered.
+template <class T>
+bool can_be_gathered(const Call& call) {
+    constexpr double largest_window = kLanes<accumulator_t<T>> >= 8 ? 9 : 4;
+    const Geometry& geometry = call.geometry;
+    double window = 1, plane = 1;
+    for (int a = 0; a < geometry.rank; ++a) {
+        window *= static_cast<double>(geometry.axes[a].kernel);
+        plane *= static_cast<double>(geometry.axes[a].input);
+    }
+    return window <= largest_window && plane < std::numeric_limits<int32_t>::max() && has_few_rows(geometry);
+}
+
+// Rows that are worth gathering, where what vectors read beyond the end of one names no element of it.
+template <class T>
+bool can_be_gathered_in_rows(const Call& call) {
+    constexpr int64_t least_windows = 8;
+    constexpr double most_taps = 1 << 16;  // that rows of a plane may have
+    const Geometry& geometry = call.geometry;
+    const Axis& last = geometry.axes[geometry.rank - 1];
+    return last.output >= least_windows && last.output * last.stride > (last.kernel - 1) * last.dilation &&
+           fits_flat_rows<true>(geometry, sizeof(accumulator_t<T>)) &&
+           rows_of_windows(geometry) * static_cast<double>(last.kernel) <= most_taps &&
+           is_contiguous(geometry, {nullptr, call.index_strides}, input_size) &&
+           is_contiguous(geometry, call.grad_x, input_size) && is_contiguous(geometry, call.grad_y, output_size) &&
+           is_contiguous(geometry, call.indices, output_size);
+}
+
 template <class T>
 Task plan_index_gradient(const Call& call) {
     const Geometry& geometry = call.geometry;
-    const int64_t block = index_lanes<T>(call);
-    auto elements = static_cast<double>(block);
+    double elements = 1;
     for (int a = 0; a < geometry.rank; ++a) elements *= static_cast<double>(geometry.axes[a].input);
-    return {backward_by_index<T>, geometry.batch * ceil_div(geometry.channels, block), elements};
+    if (can_be_gathered<T>(call)) {
+        if (call.channels_innermost) {
+            if (call.grad_x.strides[1] == 1 && call.grad_y.strides[1] == 1 && call.indices.strides[1] == 1) {
+                const int64_t block = lanes_per_row(call);
+                return {backward_gathered_lanes<T>, geometry.batch * ceil_div(geometry.channels, block),
+                        elements * static_cast<double>(block)};
+            }
+        } else if (can_be_gathered_in_rows<T>(call)) {
+            const int64_t planes = RowsOfCoverings<accumulator_t<T>>(call).planes;
+            return {backward_gathered_rows<T>, ceil_div(geometry.batch * geometry.channels, planes),
+                    elements * static_cast<double>(planes)};
+        }
+    }
+    const int64_t block = index_lanes<T>(call);
+    return {backward_by_index<T>, geometry.batch * ceil_div(geometry.channels, block),
+            elements * static_cast<double>(block)};
 }
 
 template <class R>
@@ -301,7 +382,7 @@ Task plan_backward_of(const Call& call) {
         Task task;
         if constexpr (R::kDivides) task = plan_sum_gradient<AverageGradient<T>>(call);
         if constexpr (is_norm<R> && !std::is_same_v<T, double>) {
-            if (call.parameters.p <= NormGradient<T>::kLargestExponent) task = plan_sum_gradient<NormGradient<T>>(call);
+            if (call.parameters.p <= NormGradient<R>::kLargestExponent) task = plan_sum_gradient<NormGradient<R>>(call);
         }
         if (task.run) return task;
         const Geometry& geometry = call.geometry;

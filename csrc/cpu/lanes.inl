@@ -137,6 +137,9 @@ public:
         if (lifted_) lifted_->forget(lanes);
     }
 
+    // Whether set_lanes() looks at whole planes already.
+    bool needs_whole_planes() const { return is_separable_; }
+
     // The row at the coordinates `outer` along all spatial axes but the last, the row_index-th of the plane.
     template <class Target>
     void compute(const int64_t* outer, int64_t row_index, const Target& target) {

@@ -108,6 +108,13 @@ inline void prefetch_ahead(const T* row, int64_t size) {
     for (int64_t i = 0; i < size; i += line) __builtin_prefetch(row + ahead + i);
 }
 
+// For streams of which more is written than read: stores, too, would wait for memory.
+constexpr int64_t kFarAheadBytes = 8192;
+template <class T>
+inline void prefetch_written(T* target) {
+    __builtin_prefetch(target + kFarAheadBytes / sizeof(T), 1);
+}
+
 // Numbers kBegin, kBegin + 2, kBegin + 4, ... of first and second together.
 template <int kBegin, class V, int... i>
 inline V every_second(V first, V second, std::integer_sequence<int, i...>) {

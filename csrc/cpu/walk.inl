@@ -49,13 +49,19 @@ inline int64_t lanes_per_block(const Call& call, double accumulators = 1 << 19) 
     return lanes;
 }
 
-// How many rows there are in the tensor with these sizes along its spatial axes.
+// How many rows there are in a plane with these sizes along its axes,
+template <class Size>
+int64_t rows_of_plane(const Geometry& geometry, Size size_of_axis) {
+    int64_t rows = 1;
+    for (int a = 0; a + 1 < geometry.rank; ++a) rows *= size_of_axis(geometry.axes[a]);
+    return rows;
+}
+
+// and in the whole tensor.
 template <class Size>
 int64_t count_rows(const Call& call, Size size_of_axis) {
     const Geometry& geometry = call.geometry;
-    int64_t rows = geometry.batch * ceil_div(geometry.channels, lanes_per_row(call));
-    for (int a = 0; a + 1 < geometry.rank; ++a) rows *= size_of_axis(geometry.axes[a]);
-    return rows;
+    return geometry.batch * ceil_div(geometry.channels, lanes_per_row(call)) * rows_of_plane(geometry, size_of_axis);
 }
 
 // Where a row lies: its image, its first channel and its coordinates along all spatial axes but the last. Rows are
@@ -248,4 +254,131 @@ inline void for_each_row_of_plane(const Geometry& geometry, Size size_of_axis,
     for_each_row<kLayouts>(all, geometry.rank, strides, [&](const int64_t (&offsets)[kLayouts], const int64_t* outer) {
         row(outer, number++, offsets);
     });
+}
+
+// Along the last axis, which elements results are made of. Where a stride lies between the elements of neighbouring
+// results, or between the results of neighbouring elements, those at positions that leave the same remainder when
+// divided by it are brought together: in a phase.
+struct AlongRow {
+    struct Tap {
+        int64_t result_phase, phase;
+        int64_t shift;     // place q of the result's phase takes what is at q + shift of the elements' phase
+        int64_t position;  // where the result at 0 takes its element
+    };
+
+    int64_t columns, outputs;  // elements and results of a row
+    int64_t phases, result_phases;
+    std::vector<Tap> taps;  // that any result has, by their results' phases
+
+    static AlongRow of_windows(const Axis& axis) {
+        AlongRow row{axis.input, axis.output, axis.stride, 1, {}};
+        for (int64_t tap = 0; tap < axis.kernel; ++tap) {
+            const int64_t position = tap * axis.dilation - axis.pad_begin;
+            const int64_t phase = (position % axis.stride + axis.stride) % axis.stride;
+            row.add({0, phase, (position - phase) / axis.stride, position});
+        }
+        return row;
+    }
+
+    // For gradients: the windows that cover an element, from the first one on.
+    static AlongRow of_coverings(const Axis& axis) {
+        AlongRow row{axis.output, axis.input, 1, axis.stride, {}};
+        for (int64_t phase = 0; phase < axis.stride; ++phase) {
+            for (int64_t tap = axis.kernel - 1; tap >= 0; --tap) {
+                const int64_t position = phase + axis.pad_begin - tap * axis.dilation;
+                if (position % axis.stride == 0) row.add({phase, 0, position / axis.stride, position});
+            }
+        }
+        return row;
+    }
+
+    // Columns from one row to the next, in a phase: room for its elements and for the results.
+    int64_t pitch() const { return std::max(ceil_div(columns, phases), ceil_div(outputs, result_phases)); }
+
+    // Whether elements follow each other over rows as they do in phases, and whether results do.
+    bool elements_follow() const { return columns == phases * pitch(); }
+    bool results_follow() const { return outputs == result_phases * pitch(); }
+
+    int64_t elements_in(int64_t phase) const { return ceil_div(columns - phase, phases); }
+    int64_t results_in(int64_t phase) const { return ceil_div(outputs - phase, result_phases); }
+
+private:
+    void add(const Tap& tap) {
+        if (tap.shift > -results_in(tap.result_phase) && tap.shift < elements_in(tap.phase)) taps.push_back(tap);
+    }
+};
+
+constexpr int64_t kMostPhases = 2;  // that kernels know how to take apart and to put together
+
+// visit(taps along the outer axes, and one along the last, number of the row): the rows of results of a plane.
+template <class Size, class Visit>
+inline void for_each_row_of_taps(const Geometry& geometry, Size size_of_results, const std::vector<AxisTable>& tables,
+                                 const Visit& visit) {
+    const int last = geometry.rank - 1;
+    const int64_t nothing[kMaxSpatialRank] = {};
+    Range taps[kMaxSpatialRank];
+    taps[last] = {0, 1, 1};
+    for_each_row_of_plane<1>(geometry, size_of_results, {nothing},
+                             [&](const int64_t* outer, int64_t row, const int64_t (&)[1]) {
+                                 for (int a = 0; a < last; ++a) taps[a] = tables[a].taps[outer[a]];
+                                 visit(taps, row);
+                             });
+}
+
+// Along the other axes: for each row of results of a plane, the rows of elements that it is made of.
+struct RowTaps {
+    struct Row {
+        int64_t begin, end;  // its taps
+        int64_t together;  // how many rows from here on are one run: elements and taps of each follow the one's before
+    };
+
+    std::vector<int64_t> offsets;  // of the rows of elements, one row of results after the other
+    std::vector<Row> rows;
+    int64_t most_taps = 0;  // of a row
+
+    RowTaps() = default;
+
+    template <class Size>
+    RowTaps(const Geometry& geometry, Size size_of_results, const std::vector<AxisTable>& tables,
+            const int64_t* strides, bool elements_follow) {
+        for_each_row_of_taps(geometry, size_of_results, tables, [&](const Range* taps, int64_t) {
+            const auto begin = static_cast<int64_t>(offsets.size());
+            for_each_row<1>(taps, geometry.rank, {strides},
+                            [&](const int64_t (&offset)[1], const int64_t*) { offsets.push_back(offset[0]); });
+            rows.push_back({begin, static_cast<int64_t>(offsets.size()), 1});
+            most_taps = std::max(most_taps, rows.back().end - begin);
+        });
+        for (size_t row = rows.size() - 1; elements_follow && row-- > 0;) {
+            if (follows(rows[row], rows[row + 1], tables.back().input)) {
+                rows[row].together = rows[row + 1].together + 1;
+            }
+        }
+    }
+
+    // Where the elements end that `count` rows of results from `first` on are made of, all of one plane.
+    int64_t elements_end(int64_t first, int64_t count, int64_t columns) const {
+        int64_t end = -columns;
+        for (int64_t i = rows[first].begin; i < rows[first + count - 1].end; ++i) end = std::max(end, offsets[i]);
+        return end + columns;
+    }
+
+private:
+    bool follows(const Row& row, const Row& next, int64_t columns) const {
+        const int64_t count = row.end - row.begin;
+        if (count == 0 || next.end - next.begin != count) return false;
+        return std::equal(offsets.begin() + row.begin, offsets.begin() + row.end, offsets.begin() + next.begin,
+                          [&](int64_t offset, int64_t after) { return after == offset + columns; });
+    }
+};
+
+// How many rows of the results are done together, of `all` in planes of `in_plane` each: so few that processors read
+// those of the next group while they still write this one's results; whole planes, or even parts of one, so that all
+// groups are alike.
+template <class A>
+int64_t rows_together(const AlongRow& along, int64_t in_plane, int64_t all) {
+    constexpr int64_t bytes = 4096;
+    const auto row = static_cast<int64_t>(sizeof(A)) * along.phases * along.result_phases * along.pitch();
+    const int64_t rows = std::max<int64_t>(1, bytes / row);
+    const int64_t even = rows < in_plane ? ceil_div(in_plane, ceil_div(in_plane, rows)) : rows / in_plane * in_plane;
+    return std::clamp<int64_t>(all, 1, even);
 }

@@ -1,0 +1,465 @@
+// Part of kernels.inl: see there.
+// The gradient of a maximum goes to the element that its index names. Where windows are small, each element gathers
+// what the windows that cover it send, in their order, as far as they name it; otherwise windows scatter it.
+
+// A position, or -1 if it is none of these.
+template <class Position, class V>
+inline auto position_below(int64_t size, V position) {
+    const V none = position - position - 1;
+    return convert<Position>(position < 0 || position >= size ? none : position);
+}
+
+// Elements of rows that follow each other in all tensors. What vectors read beyond the end of a row are windows that
+// name other elements.
+template <class T>
+class GatheredRows {
+public:
+    using Accumulator = accumulator_t<T>;
+    using Position = integer_t<sizeof(Accumulator), true>;
+
+    GatheredRows(const Call& call, const RowsOfCoverings<Accumulator>& covered)
+        : elements_(covered.along.outputs),
+          windows_(covered.along.columns),
+          results_follow_(covered.along.results_follow()) {
+        const Geometry& geometry = call.geometry;
+        int64_t strides[kMaxSpatialRank], longest = 0;
+        plane_windows_ = packed_strides(geometry, 1, output_size, strides);
+        for (const AlongRow::Tap& tap : covered.along.taps) longest = std::max(longest, std::abs(tap.shift));
+        room_ = (ceil_div(longest, kCount) + 2) * kCount;
+        named_.assign(covered.planes * plane_windows_ + 2 * room_, -1);
+        sent_.resize(named_.size());
+        rows_ = RowTaps(geometry, input_size, covering_tables(geometry), strides, covered.along.elements_follow());
+        for (const RowTaps::Row& row : rows_.rows) {
+            for (int64_t phase = 0; phase < covered.along.result_phases; ++phase) {
+                ends_.push_back(static_cast<int64_t>(taps_.size()));
+                for (int64_t i = row.begin; i < row.end; ++i) {
+                    for (const AlongRow::Tap& tap : covered.along.taps) {
+                        if (tap.result_phase == phase) taps_.push_back(rows_.offsets[i] + tap.shift);
+                    }
+                }
+            }
+        }
+        ends_.push_back(static_cast<int64_t>(taps_.size()));
+    }
+
+    // The planes that come next, of so many elements.
+    void set_planes(const T* grad_y, const int64_t* indices, int64_t first_index, int64_t size) {
+        grad_y_ = grad_y;
+        indices_ = indices;
+        first_index_ = first_index;
+        size_ = size;
+        prepared_ = 0;
+    }
+
+    // The gradients of `count` rows of these planes from `first` on, to which all come in turn. Behind them there is
+    // `room` for elements that mean nothing.
+    template <int kPhases>
+    void compute(int64_t first, int64_t count, int64_t room, T* grad_x) {
+        const auto plane_rows = static_cast<int64_t>(rows_.rows.size());
+        int64_t own = first % plane_rows, window = first / plane_rows * plane_windows_;
+        int64_t rest = count * elements_;
+        auto element = static_cast<Position>(first * elements_);
+        for (int64_t row = 0; row < count; own = 0, window += plane_windows_) {
+            const int64_t rows = std::min(plane_rows - own, count - row);
+            prepare(window + rows_.elements_end(own, rows, windows_));
+            for (const int64_t last = own + rows; own < last;) {
+                const int64_t together = results_follow_ ? std::min(rows_.rows[own].together, last - own) : 1;
+                const int64_t size = together * elements_;
+                rest -= size;
+                gather<kPhases>(ends_.data() + own * kPhases, window, element, size, room + rest, grad_x);
+                grad_x += size;
+                element += static_cast<Position>(size);
+                own += together;
+            }
+            row += rows;
+        }
+    }
+
+private:
+    static constexpr int kCount = kLanes<Accumulator>;
+    using V = Vector<Accumulator, kCount>;
+    using Positions = Vector<Position, kCount>;
+
+    // What windows send, and which of the planes' elements they name, up to this window.
+    void prepare(int64_t until) {
+        const int64_t size = until - prepared_;
+        if (size <= 0) return;
+        const T* const grad_y = grad_y_ + prepared_;
+        const int64_t* const indices = indices_ + prepared_;
+        Accumulator* const sent = sent_.data() + room_ + prepared_;
+        Position* const named = named_.data() + room_ + prepared_;
+        prefetch_ahead(grad_y, size);
+        prefetch_ahead(indices, size);
+        in_vectors<kCount>(size,
+                           [&](int64_t i, auto n) { store(sent + i, convert<Accumulator>(load<n>(grad_y + i))); });
+        in_vectors<kLanes<int64_t>>(size, [&](int64_t i, auto n) {
+            store(named + i, position_below<Position>(size_, load<n>(indices + i) - first_index_));
+        });
+        prepared_ = until;
+    }
+
+    // The gradients of `size` elements that follow each other.
+    template <int kPhases>
+    void gather(const int64_t* ends, int64_t first_window, Position first_element, int64_t size, int64_t room,
+                T* grad_x) const {
+        const Position* const named = named_.data() + room_ + first_window;
+        const Accumulator* const sent = sent_.data() + room_ + first_window;
+        const int64_t* const taps = taps_.data();
+        const auto gather_vectors = [&](auto count, int64_t i) {
+            V sums[kPhases][count];
+            const auto gather_phase = [&](V(&sum)[count], int phase) {
+                Positions own[count];
+                for (int v = 0; v < count; ++v) {
+                    own[v] = kEvery<kPhases> + static_cast<Position>(first_element + i + phase + v * kPhases * kCount);
+                    sum[v] = V{};
+                }
+                for (int64_t k = ends[phase]; k < ends[phase + 1]; ++k) {
+                    const int64_t window = taps[k] + i / kPhases;
+                    for (int v = 0; v < count; ++v) {
+                        const V more = sum[v] + load<kCount>(sent + window + v * kCount);
+                        sum[v] = load<kCount>(named + window + v * kCount) == own[v] ? more : sum[v];
+                    }
+                }
+            };
+            gather_phase(sums[0], 0);
+            if constexpr (kPhases == 2) gather_phase(sums[1], 1);
+            T beyond_end[kPhases * count * kCount];
+            const bool fits = i + kPhases * count * kCount <= size + room;
+            T* target = fits ? grad_x + i : beyond_end;
+            const auto put = [&](V sum) {
+                prefetch_written(target);
+                store(target, convert<T>(sum));
+                target += kCount;
+            };
+            for (int v = 0; v < count; ++v) {
+                if constexpr (kPhases == 1) {
+                    put(sums[0][v]);
+                } else {
+                    put(interleave<0>(sums[0][v], sums[1][v]));
+                    put(interleave<kCount / 2>(sums[0][v], sums[1][v]));
+                }
+            }
+            if (!fits) std::copy_n(beyond_end, size - i, grad_x + i);
+        };
+        int64_t i = 0;
+        for (; size - i > kPhases * kCount; i += 2 * kPhases * kCount) {
+            gather_vectors(std::integral_constant<int, 2>(), i);
+        }
+        if (i < size) gather_vectors(std::integral_constant<int, 1>(), i);
+    }
+
+    template <int kStep, Position... lane>
+    static constexpr Positions every(std::integer_sequence<Position, lane...>) {
+        return Positions{kStep * lane...};
+    }
+    template <int kStep>
+    static constexpr Positions kEvery = every<kStep>(std::make_integer_sequence<Position, kCount>());
+
+    const int64_t elements_, windows_;  // of a row
+    const bool results_follow_;
+    int64_t plane_windows_;
+    int64_t room_;  // for windows beyond the planes' ends
+    RowTaps rows_;
+    std::vector<int64_t> taps_;  // windows that may name the elements of a row, by phases
+    std::vector<int64_t> ends_;  // for each row and phase, those of the ones before
+    Buffer<Accumulator> sent_;
+    Buffer<Position> named_;
+
+    const T* grad_y_ = nullptr;
+    const int64_t* indices_ = nullptr;
+    int64_t first_index_ = 0;
+    int64_t size_ = 0;
+    int64_t prepared_ = 0;  // windows
+};
+
+// Units are some planes that follow each other.
+template <class T>
+void backward_gathered_rows(const Call& call, int64_t begin, int64_t end) {
+    const Geometry& geometry = call.geometry;
+    const RowsOfCoverings<accumulator_t<T>> covered(call);
+    GatheredRows<T> gathered(call, covered);
+    const int64_t columns = covered.along.outputs, plane_inputs = covered.in_plane * columns;
+    const int64_t plane_outputs = rows_of_plane(geometry, output_size) * covered.along.columns;
+    const int64_t all_planes = geometry.batch * geometry.channels;
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t plane = unit * covered.planes, planes = std::min(covered.planes, all_planes - plane);
+        gathered.set_planes(static_cast<const T*>(call.grad_y.data) + plane * plane_outputs,
+                            static_cast<const int64_t*>(call.indices.data) + plane * plane_outputs,
+                            plane * plane_inputs, planes * plane_inputs);
+        T* const grad_x = static_cast<T*>(call.grad_x.data) + plane * plane_inputs;
+        const int64_t all = planes * covered.in_plane;
+        const int64_t last_row = (std::min(end * covered.planes, all_planes) - plane) * covered.in_plane;
+        for (int64_t first = 0; first < all; first += covered.together) {
+            const int64_t count = std::min(covered.together, all - first);
+            const int64_t room = (last_row - first - count) * columns;
+            T* const target = grad_x + first * columns;
+            covered.along.result_phases == 1 ? gathered.template compute<1>(first, count, room, target)
+                                             : gathered.template compute<2>(first, count, room, target);
+        }
+    }
+}
+
+// Elements of channels that are next to each other.
+template <class T>
+class GatheredLanes {
+public:
+    explicit GatheredLanes(const Call& call)
+        : call_(call),
+          last_(call.geometry.rank - 1),
+          outputs_(call.geometry.axes[last_].output),
+          plane_size_(rows_of_plane(call.geometry, input_size) * call.geometry.axes[last_].input),
+          block_(lanes_per_row(call)),
+          coverings_(covering_tables(call.geometry)),
+          lane_indices_(block_) {
+        int64_t strides[kMaxSpatialRank];
+        packed_strides(call.geometry, 1, output_size, strides);
+        rows_ = RowTaps(call.geometry, input_size, coverings_, strides, false);
+        // Rows of windows are kept as long as elements need them.
+        int64_t end = 0;
+        for (const RowTaps::Row& row : rows_.rows) {
+            if (row.begin == row.end) continue;
+            end = std::max(end, rows_.offsets[row.end - 1] + outputs_);
+            kept_ = std::max(kept_, end - rows_.offsets[row.begin]);
+        }
+        sent_.resize(kept_ * block_);
+        named_.resize(kept_ * block_);
+    }
+
+    // The lanes that come next: all rows of their elements in turn.
+    void set_lanes(int64_t image, int64_t channel) {
+        lanes_ = std::min(block_, call_.geometry.channels - channel);
+        grad_y_ = plane_at<const T>(call_.grad_y, image, channel);
+        indices_ = plane_at<const int64_t>(call_.indices, image, channel);
+        for (int64_t lane = 0; lane < lanes_; ++lane) lane_indices_[lane] = first_index(call_, image, channel + lane);
+        prepared_rows_ = 0;
+    }
+
+    // The gradients of the row_index-th row, at these outer coordinates, whose first element has the index `first`.
+    void compute(const int64_t* outer, int64_t row_index, int64_t first, T* grad_x) {
+        prepare(end_of_covering_rows(coverings_, outer));
+        const RowTaps::Row& taps = rows_.rows[row_index];
+        for (int64_t i = 0; i < call_.geometry.axes[last_].input; ++i) {
+            const Range& along = coverings_[last_].taps[i];
+            windows_.clear();
+            for (int64_t tap = taps.begin; tap < taps.end; ++tap) {
+                const int64_t row = rows_.offsets[tap] % kept_;
+                for (int64_t k = 0; k < along.count; ++k) {
+                    windows_.push_back((row + along.begin + k * along.step) * block_);
+                }
+            }
+            gather(static_cast<Position>(first + i * call_.index_strides[2 + last_]),
+                   grad_x + i * call_.grad_x.strides[2 + last_]);
+        }
+    }
+
+private:
+    using Accumulator = accumulator_t<T>;
+    using Position = integer_t<sizeof(Accumulator), true>;
+    static constexpr int kCount = kLanes<Accumulator>;
+
+    // What rows of windows send, and which elements of the plane they name, up to this one.
+    void prepare(int64_t until) {
+        for (; prepared_rows_ < until; ++prepared_rows_) {
+            int64_t outer = prepared_rows_;
+            const T* grad_y = grad_y_;
+            const int64_t* indices = indices_;
+            for (int a = last_ - 1; a >= 0; --a) {
+                const int64_t size = call_.geometry.axes[a].output;
+                grad_y += outer % size * call_.grad_y.strides[2 + a];
+                indices += outer % size * call_.indices.strides[2 + a];
+                outer /= size;
+            }
+            int64_t window = prepared_rows_ * outputs_ % kept_ * block_;
+            for (int64_t o = 0; o < outputs_; ++o, window += block_) {
+                prefetch_ahead(grad_y, lanes_);
+                prefetch_ahead(indices, lanes_);
+                in_vectors<kCount>(lanes_, [&](int64_t i, auto n) {
+                    store(sent_.data() + window + i, convert<Accumulator>(load<n>(grad_y + i)));
+                });
+                in_vectors<kLanes<int64_t>>(lanes_, [&](int64_t i, auto n) {
+                    const auto position = load<n>(indices + i) - load<n>(lane_indices_.data() + i);
+                    store(named_.data() + window + i, position_below<Position>(plane_size_, position));
+                });
+                grad_y += call_.grad_y.strides[2 + last_];
+                indices += call_.indices.strides[2 + last_];
+            }
+        }
+    }
+
+    // Of windows_, for all lanes.
+    void gather(Position own, T* grad_x) const {
+        const auto gather_vectors = [&](auto count, auto lanes, int64_t i) {
+            decltype(load<lanes>(sent_.data())) sums[count] = {};
+            for (const int64_t window : windows_) {
+                const Accumulator* const sent = sent_.data() + window + i;
+                const Position* const named = named_.data() + window + i;
+                for (int v = 0; v < count; ++v) {
+                    const auto more = sums[v] + load<lanes>(sent + v * lanes);
+                    sums[v] = load<lanes>(named + v * lanes) == own ? more : sums[v];
+                }
+            }
+            for (int v = 0; v < count; ++v) {
+                T* const target = grad_x + i + v * lanes;
+                prefetch_written(target);
+                store(target, convert<T>(sums[v]));
+            }
+        };
+        constexpr std::integral_constant<int, 1> one;
+        constexpr std::integral_constant<int, 4> four;
+        constexpr std::integral_constant<int, kCount> vector;
+        int64_t done = 0;
+        for (; done + four * kCount <= lanes_; done += four * kCount) gather_vectors(four, vector, done);
+        in_vectors<kCount>(lanes_ - done, [&](int64_t i, auto lanes) { gather_vectors(one, lanes, done + i); });
+    }
+
+    const Call& call_;
+    const int last_;
+    const int64_t outputs_;     // of a row
+    const int64_t plane_size_;  // elements
+    const int64_t block_;       // lanes
+    const std::vector<AxisTable> coverings_;
+    RowTaps rows_;
+    int64_t kept_ = 1;  // windows
+    Buffer<Accumulator> sent_;
+    Buffer<Position> named_;
+    Buffer<int64_t> lane_indices_;  // of the first element
+    std::vector<int64_t> windows_;  // that cover an element: where they are kept
+
+    const T* grad_y_ = nullptr;
+    const int64_t* indices_ = nullptr;
+    int64_t lanes_ = 0;
+    int64_t prepared_rows_ = 0;
+};
+
+// Units are blocks of channels of an image.
+template <class T>
+void backward_gathered_lanes(const Call& call, int64_t begin, int64_t end) {
+    const Geometry& geometry = call.geometry;
+    const int64_t block = lanes_per_row(call), blocks = ceil_div(geometry.channels, block);
+    GatheredLanes<T> gathered(call);
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t image = unit / blocks, channel = unit % blocks * block;
+        T* const grad_x = plane_at<T>(call.grad_x, image, channel);
+        gathered.set_lanes(image, channel);
+        for_each_row_of_plane<2>(geometry, input_size, {call.grad_x.strides + 2, call.index_strides + 2},
+                                 [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[2]) {
+                                     gathered.compute(outer, row, offsets[1], grad_x + offsets[0]);
+                                 });
+    }
+}
+
+// Channels at a time: all that are next to each other where sums are added up in place.
+template <class T>
+int64_t index_lanes(const Call& call) {
+    return std::is_same_v<T, accumulator_t<T>> ? lanes_per_row(call) : lanes_per_block(call, 1 << 16);
+}
+
+// The gradient of a maximum goes where its index says: planes are added up in the order of their windows.
+template <class T>
+void backward_by_index(const Call& call, int64_t begin, int64_t end) {
+    using Accumulator = accumulator_t<T>;
+    constexpr bool in_place = std::is_same_v<T, Accumulator>;
+    const Geometry& geometry = call.geometry;
+    const int rank = geometry.rank;
+    const int64_t block = index_lanes<T>(call), blocks = ceil_div(geometry.channels, block);
+    // Sums are added up in grad_x, which is dense, or in a buffer of wider numbers.
+    const int64_t step = in_place ? call.grad_x.strides[1 + rank] : block;
+    const int64_t lane_step = in_place ? call.grad_x.strides[1] : 1;
+    int64_t size = 1;
+    int64_t dense[kMaxSpatialRank + 1];
+    for (int a = rank - 1; a >= 0; --a) {
+        dense[a] = size * step;
+        size *= geometry.axes[a].input;
+    }
+    Range outputs[kMaxSpatialRank + 1], inputs[kMaxSpatialRank + 1];
+    every_position(geometry, output_size, outputs);
+    every_position(geometry, input_size, inputs);
+
+    // Where the element that an index names lies among the sums.
+    const int64_t* index_strides = call.index_strides + 2;
+    bool row_major = true;
+    for (int a = 0; a < rank; ++a) row_major &= index_strides[a] * step == dense[a] || geometry.axes[a].input == 1;
+    std::vector<int64_t> places(row_major ? 0 : size);
+    if (!row_major) {
+        for_each_row<2>(inputs, rank, {index_strides, dense}, [&](const int64_t (&offsets)[2], const int64_t*) {
+            for (int64_t i = 0; i < inputs[rank - 1].count; ++i) {
+                places[offsets[0] + i * index_strides[rank - 1]] = offsets[1] + i * dense[rank - 1];
+            }
+        });
+    }
+
+    // Windows that follow each other in both tensors are one row.
+    const int last = rank - 1;
+    const auto follow_each_other = [&](const Operand& operand) {
+        int64_t stride = operand.strides[2 + last];
+        for (int a = last; a >= 0; stride *= outputs[a--].count) {
+            if (outputs[a].count > 1 && operand.strides[2 + a] != stride) return false;
+        }
+        return true;
+    };
+    if (follow_each_other(call.grad_y) && follow_each_other(call.indices)) {
+        for (int a = 0; a < last; ++a) {
+            outputs[last].count *= outputs[a].count;
+            outputs[a].count = 1;
+        }
+    }
+    const int64_t grad_step = call.grad_y.strides[2 + last], grad_lane_step = call.grad_y.strides[1];
+    const int64_t index_step = call.indices.strides[2 + last], index_lane_step = call.indices.strides[1];
+
+    Buffer<Accumulator> buffer(in_place ? 0 : size * block);
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t image = unit / blocks, channel = unit % blocks * block;
+        const int64_t lanes = std::min(block, geometry.channels - channel);
+        const T* grad_y = plane_at<const T>(call.grad_y, image, channel);
+        const int64_t* indices = plane_at<const int64_t>(call.indices, image, channel);
+        T* grad_x = plane_at<T>(call.grad_x, image, channel);
+        const int64_t first = first_index(call, image, channel);
+        Accumulator* sums = buffer.data();
+        if constexpr (in_place) sums = grad_x;
+        if (lane_step == 1) {
+            const bool one_run = step == lanes;
+            for (int64_t i = 0; i < (one_run ? 1 : size); ++i) {
+                std::fill_n(sums + i * step, one_run ? size * lanes : lanes, Accumulator(0));
+            }
+        } else {
+            for (int64_t lane = 0; lane < lanes; ++lane) std::fill_n(sums + lane * lane_step, size, Accumulator(0));
+        }
+        // n windows: those of one lane that follow each other, or those of all lanes at one position.
+        const auto scatter = [&](int64_t n, const T* grad, int64_t grad_step, const int64_t* index, int64_t index_step,
+                                 int64_t plane_step, int64_t target_step) {
+            for (int64_t i = 0; i < n; ++i) {
+                const int64_t inner = index[i * index_step] - first - i * plane_step;
+                if (static_cast<uint64_t>(inner) >= static_cast<uint64_t>(size)) continue;
+                const int64_t place = row_major ? inner * step : places[inner];
+                sums[place + i * target_step] += static_cast<Accumulator>(load<1>(grad + i * grad_step));
+            }
+        };
+        for_each_row<2>(outputs, rank, {call.grad_y.strides + 2, call.indices.strides + 2},
+                        [&](const int64_t (&offsets)[2], const int64_t*) {
+                            const T* grad = grad_y + offsets[0];
+                            const int64_t* index = indices + offsets[1];
+                            const int64_t count = outputs[last].count;
+                            if (lanes == 1) return scatter(count, grad, grad_step, index, index_step, 0, 0);
+                            for (int64_t o = 0; o < count; ++o) {
+                                scatter(lanes, grad + o * grad_step, grad_lane_step, index + o * index_step,
+                                        index_lane_step, call.index_strides[1], lane_step);
+                            }
+                        });
+        if constexpr (!in_place) {
+            const int64_t target_step = call.grad_x.strides[2 + last], target_lane_step = call.grad_x.strides[1];
+            const bool one_run = target_step == step && (lanes == 1 || target_lane_step == 1) && step == lanes;
+            for (int64_t i = 0; i < (one_run ? 1 : size); ++i) {
+                const Accumulator* sum = sums + i * step;
+                T* target = grad_x + i * target_step;
+                if (one_run || target_lane_step == 1) {
+                    in_vectors<kLanes<Accumulator>>(one_run ? size * lanes : lanes, [&](int64_t j, auto n) {
+                        store(target + j, convert<T>(load<n>(sum + j)));
+                    });
+                } else {
+                    for (int64_t lane = 0; lane < lanes; ++lane)
+                        target[lane * target_lane_step] = static_cast<T>(sum[lane]);
+                }
+            }
+        }
+    }
+}
