@@ -95,26 +95,25 @@ inline void combine_taps(const Combiner& combiner, const typename Take::Source* 
     constexpr int lanes = kLanes<typename Combiner::Accumulator>;
     const auto *tap0 = taps[0], *tap1 = taps[count > 1 ? 1 : 0], *tap2 = taps[count > 2 ? 2 : 0];
     const auto *last = taps[count - 1], *second_last = taps[count > 1 ? count - 2 : 0];
-    const auto look_ahead = [&](int64_t i) {
+    const auto look_ahead_of_last = [&](int64_t i) {
         if constexpr (kLooksAhead) {
-            constexpr int64_t ahead = 2048 / sizeof(typename Take::Source);
-            __builtin_prefetch(last + i + ahead);
-            __builtin_prefetch(second_last + i + ahead);
+            look_ahead<2048>(last + i);
+            look_ahead<2048>(second_last + i);
         }
     };
     if (count == 1) {
         in_vectors<lanes>(size, [&](int64_t i, auto n) {
-            look_ahead(i);
+            look_ahead_of_last(i);
             put(i, take(load<n>(tap0 + i), 0));
         });
     } else if (count == 2) {
         in_vectors<lanes>(size, [&](int64_t i, auto n) {
-            look_ahead(i);
+            look_ahead_of_last(i);
             put(i, combiner.combine(take(load<n>(tap0 + i), 0), take(load<n>(tap1 + i), 1)));
         });
     } else {
         in_vectors<lanes>(size, [&](int64_t i, auto n) {
-            look_ahead(i);
+            look_ahead_of_last(i);
             auto sum = combiner.combine(take(load<n>(tap0 + i), 0), take(load<n>(tap1 + i), 1));
             sum = combiner.combine(sum, take(load<n>(tap2 + i), 2));
             for (int64_t tap = 3; tap < count; ++tap) sum = combiner.combine(sum, take(load<n>(taps[tap] + i), tap));

@@ -148,7 +148,7 @@ struct FinishGradient {
     T* grad_x;
     template <class V>
     void operator()(int64_t i, V sum) const {
-        if (G::kNeedsData) __builtin_prefetch(x + i + kFarAheadBytes / sizeof(T));
+        if (G::kNeedsData) look_ahead<8192>(x + i);
         prefetch_written(grad_x + i);
         if constexpr (G::kNeedsData) {
             store(grad_x + i, convert<T>(gradient.finish(sum, load<lanes_of<V>>(x + i))));

@@ -354,6 +354,55 @@ int64_t index_lanes(const Call& call) {
     return std::is_same_v<T, accumulator_t<T>> ? lanes_per_row(call) : lanes_per_block(call, 1 << 16);
 }
 
+constexpr int kScatteredPlanes = 4;
+
+// Planes of tensors that are contiguous: some of them in turns, since large windows that follow each other often name
+// the same element, and an addition has to wait for the last one. Units are such groups.
+template <class T>
+void backward_scattered_planes(const Call& call, int64_t begin, int64_t end) {
+    using Accumulator = accumulator_t<T>;
+    constexpr bool in_place = std::is_same_v<T, Accumulator>;
+    constexpr int64_t prefetched_bytes = 1 << 15;  // of a group's gradients: not if caches hold little else
+    const Geometry& geometry = call.geometry;
+    const int64_t size = rows_of_plane(geometry, input_size) * geometry.axes[geometry.rank - 1].input;
+    const int64_t windows = rows_of_plane(geometry, output_size) * geometry.axes[geometry.rank - 1].output;
+    Buffer<Accumulator> buffer(in_place ? 0 : kScatteredPlanes * size);
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t plane = unit * kScatteredPlanes;
+        const int64_t planes = std::min<int64_t>(kScatteredPlanes, geometry.batch * geometry.channels - plane);
+        const T* const grad_y = static_cast<const T*>(call.grad_y.data) + plane * windows;
+        const int64_t* const indices = static_cast<const int64_t*>(call.indices.data) + plane * windows;
+        T* const grad_x = static_cast<T*>(call.grad_x.data) + plane * size;
+        Accumulator* sums = buffer.data();
+        if constexpr (in_place) sums = grad_x;
+        std::fill_n(sums, planes * size, Accumulator(0));
+        if (static_cast<int64_t>(sizeof(T)) * planes * size <= prefetched_bytes) {
+            prefetch(grad_y + planes * windows, planes * windows);
+            prefetch(indices + planes * windows, planes * windows);
+            prefetch(grad_x + planes * size, planes * size);
+        }
+        const auto scatter = [&](int64_t first, auto count) {
+            for (int64_t i = 0; i < windows; ++i) {
+#pragma GCC unroll 4
+                for (int64_t p = first; p < first + count; ++p) {
+                    const int64_t element = indices[p * windows + i] - (plane + p) * size;
+                    if (static_cast<uint64_t>(element) >= static_cast<uint64_t>(size)) continue;
+                    sums[p * size + element] += static_cast<Accumulator>(load<1>(grad_y + p * windows + i));
+                }
+            }
+        };
+        if (planes == kScatteredPlanes) {
+            scatter(0, std::integral_constant<int, kScatteredPlanes>());
+        } else {
+            for (int64_t p = 0; p < planes; ++p) scatter(p, std::integral_constant<int, 1>());
+        }
+        if constexpr (!in_place) {
+            in_vectors<kLanes<Accumulator>>(
+                planes * size, [&](int64_t i, auto n) { store(grad_x + i, convert<T>(load<n>(sums + i))); });
+        }
+    }
+}
+
 // The gradient of a maximum goes where its index says: planes are added up in the order of their windows.
 template <class T>
 void backward_by_index(const Call& call, int64_t begin, int64_t end) {

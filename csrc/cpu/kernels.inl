@@ -322,9 +322,8 @@ Task plan_sum_gradient(const Call& call) {
 
 // Whether windows of maxima are so small that gradients are gathered rather than scattered.
 template <class T>
-bool can_be_gathered(const Call& call) {
+bool has_small_windows(const Geometry& geometry) {
     constexpr double largest_window = kLanes<accumulator_t<T>> >= 8 ? 9 : 4;
-    const Geometry& geometry = call.geometry;
     double window = 1, plane = 1;
     for (int a = 0; a < geometry.rank; ++a) {
         window *= static_cast<double>(geometry.axes[a].kernel);
@@ -335,17 +334,13 @@ bool can_be_gathered(const Call& call) {
 
 // Rows that are worth gathering, where what vectors read beyond the end of one names no element of it.
 template <class T>
-bool can_be_gathered_in_rows(const Call& call) {
+bool has_rows_to_gather(const Geometry& geometry) {
     constexpr int64_t least_windows = 8;
     constexpr double most_taps = 1 << 16;  // that rows of a plane may have
-    const Geometry& geometry = call.geometry;
     const Axis& last = geometry.axes[geometry.rank - 1];
     return last.output >= least_windows && last.output * last.stride > (last.kernel - 1) * last.dilation &&
            fits_flat_rows<true>(geometry, sizeof(accumulator_t<T>)) &&
-           rows_of_windows(geometry) * static_cast<double>(last.kernel) <= most_taps &&
-           is_contiguous(geometry, {nullptr, call.index_strides}, input_size) &&
-           is_contiguous(geometry, call.grad_x, input_size) && is_contiguous(geometry, call.grad_y, output_size) &&
-           is_contiguous(geometry, call.indices, output_size);
+           rows_of_windows(geometry) * static_cast<double>(last.kernel) <= most_taps;
 }
 
 template <class T>
@@ -353,17 +348,26 @@ Task plan_index_gradient(const Call& call) {
     const Geometry& geometry = call.geometry;
     double elements = 1;
     for (int a = 0; a < geometry.rank; ++a) elements *= static_cast<double>(geometry.axes[a].input);
-    if (can_be_gathered<T>(call)) {
-        if (call.channels_innermost) {
-            if (call.grad_x.strides[1] == 1 && call.grad_y.strides[1] == 1 && call.indices.strides[1] == 1) {
-                const int64_t block = lanes_per_row(call);
-                return {backward_gathered_lanes<T>, geometry.batch * ceil_div(geometry.channels, block),
-                        elements * static_cast<double>(block)};
-            }
-        } else if (can_be_gathered_in_rows<T>(call)) {
-            const int64_t planes = RowsOfCoverings<accumulator_t<T>>(call).planes;
-            return {backward_gathered_rows<T>, ceil_div(geometry.batch * geometry.channels, planes),
-                    elements * static_cast<double>(planes)};
+    const auto all_contiguous = [&] {
+        return is_contiguous(geometry, {nullptr, call.index_strides}, input_size) &&
+               is_contiguous(geometry, call.grad_x, input_size) && is_contiguous(geometry, call.grad_y, output_size) &&
+               is_contiguous(geometry, call.indices, output_size);
+    };
+    const auto by_planes = [&](decltype(Task::run) run, int64_t together) -> Task {
+        return {run, ceil_div(geometry.batch * geometry.channels, together), elements * static_cast<double>(together)};
+    };
+    const bool windows_are_small = has_small_windows<T>(geometry);
+    if (call.channels_innermost) {
+        if (windows_are_small && call.grad_x.strides[1] == 1 && call.grad_y.strides[1] == 1 &&
+            call.indices.strides[1] == 1) {
+            const int64_t block = lanes_per_row(call);
+            return {backward_gathered_lanes<T>, geometry.batch * ceil_div(geometry.channels, block),
+                    elements * static_cast<double>(block)};
+        }
+    } else if (all_contiguous()) {
+        if (!windows_are_small) return by_planes(backward_scattered_planes<T>, kScatteredPlanes);
+        if (has_rows_to_gather<T>(geometry)) {
+            return by_planes(backward_gathered_rows<T>, RowsOfCoverings<accumulator_t<T>>(call).planes);
         }
     }
     const int64_t block = index_lanes<T>(call);

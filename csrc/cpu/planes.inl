@@ -29,6 +29,7 @@ inline typename R::Accumulator reduce_contiguous(const R& reduction, const typen
     for (V& accumulators : partial) accumulators = filled<V>(reduction.identity());
     int64_t done = 0;
     const auto take_in = [&](V& accumulators) {
+        look_ahead<8192>(x + done);
         accumulators = reduction.combine(accumulators, lift_at(reduction, load<lanes>(x + done), done));
         done += lanes;
     };
@@ -118,6 +119,7 @@ void add_row(const R& reduction, const typename R::Element* x, int64_t columns, 
         for (int64_t column = 1; column < columns; ++column) {
             element += x_step;
             for (int v = 0; v < vectors; ++v) {
+                look_ahead<2048>(element + v * count);
                 row[v] = reduction.combine(row[v], V(take(load<count>(element + v * count), column)));
             }
         }

@@ -100,19 +100,30 @@ inline void store(T* target, V values) {
     }
 }
 
+// Asks for these elements; there need not be any.
+template <class T>
+inline void prefetch(const T* elements, int64_t size) {
+    constexpr int64_t line = 64 / sizeof(T);
+    for (int64_t i = 0; i < size; i += line) __builtin_prefetch(elements + i);
+}
+
 // Asks for as many elements as the next row of windows will need for the first time: of rows that are read in turns,
 // and end anywhere in a vector, processors foresee less.
 template <class T>
 inline void prefetch_ahead(const T* row, int64_t size) {
-    constexpr int64_t ahead = 4096 / sizeof(T), line = 64 / sizeof(T);
-    for (int64_t i = 0; i < size; i += line) __builtin_prefetch(row + ahead + i);
+    prefetch(row + 4096 / sizeof(T), size);
+}
+
+// Asks for what a loop that reads here will read later.
+template <int kBytesAhead, class T>
+inline void look_ahead(const T* source) {
+    __builtin_prefetch(source + kBytesAhead / sizeof(T));
 }
 
 // For streams of which more is written than read: stores, too, would wait for memory.
-constexpr int64_t kFarAheadBytes = 8192;
 template <class T>
 inline void prefetch_written(T* target) {
-    __builtin_prefetch(target + kFarAheadBytes / sizeof(T), 1);
+    __builtin_prefetch(target + 8192 / sizeof(T), 1);
 }
 
 // Numbers kBegin, kBegin + 2, kBegin + 4, ... of first and second together.
