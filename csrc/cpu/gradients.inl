@@ -237,14 +237,10 @@ private:
     void prepare(int64_t until) {
         const int last = geometry_.rank - 1;
         for (; prepared_rows_ < until; ++prepared_rows_) {
-            int64_t outer[kMaxSpatialRank], row = prepared_rows_;
-            const T *grad_y = grad_y_.data, *y = y_.data;
-            for (int a = last - 1; a >= 0; --a) {
-                outer[a] = row % geometry_.axes[a].output;
-                row /= geometry_.axes[a].output;
-                grad_y += outer[a] * grad_y_.strides[2 + a];
-                y += outer[a] * y_.strides[2 + a];
-            }
+            int64_t outer[kMaxSpatialRank];
+            find_row(geometry_, output_size, prepared_rows_, outer);
+            const T* const grad_y = grad_y_.data + offset_of_row(outer, grad_y_.strides, geometry_.rank);
+            const T* const y = y_.data + offset_of_row(outer, y_.strides, geometry_.rank);
             const int64_t outputs = geometry_.axes[last].output;
             const double factor = outer_factor(windows_, outer);
             Accumulator* target = prepared_.data() + prepared_rows_ * outputs * lanes_;

@@ -260,15 +260,10 @@ private:
     // What rows of windows send, and which elements of the plane they name, up to this one.
     void prepare(int64_t until) {
         for (; prepared_rows_ < until; ++prepared_rows_) {
-            int64_t outer = prepared_rows_;
-            const T* grad_y = grad_y_;
-            const int64_t* indices = indices_;
-            for (int a = last_ - 1; a >= 0; --a) {
-                const int64_t size = call_.geometry.axes[a].output;
-                grad_y += outer % size * call_.grad_y.strides[2 + a];
-                indices += outer % size * call_.indices.strides[2 + a];
-                outer /= size;
-            }
+            int64_t outer[kMaxSpatialRank];
+            find_row(call_.geometry, output_size, prepared_rows_, outer);
+            const T* grad_y = grad_y_ + offset_of_row(outer, call_.grad_y.strides, call_.geometry.rank);
+            const int64_t* indices = indices_ + offset_of_row(outer, call_.indices.strides, call_.geometry.rank);
             int64_t window = prepared_rows_ * outputs_ % kept_ * block_;
             for (int64_t o = 0; o < outputs_; ++o, window += block_) {
                 prefetch_ahead(grad_y, lanes_);

@@ -64,6 +64,19 @@ int64_t count_rows(const Call& call, Size size_of_axis) {
     return geometry.batch * ceil_div(geometry.channels, lanes_per_row(call)) * rows_of_plane(geometry, size_of_axis);
 }
 
+// The last digit of a number in a mixed-radix system, which it loses.
+inline int64_t take_digit(int64_t& number, int64_t radix) {
+    const int64_t rest = quotient(number, radix), digit = number - rest * radix;
+    number = rest;
+    return digit;
+}
+
+// The outer coordinates of a plane's row with this number.
+template <class Size>
+inline void find_row(const Geometry& geometry, Size size_of_axis, int64_t number, int64_t* outer) {
+    for (int a = geometry.rank - 2; a >= 0; --a) outer[a] = take_digit(number, size_of_axis(geometry.axes[a]));
+}
+
 // Where a row lies: its image, its first channel and its coordinates along all spatial axes but the last. Rows are
 // numbered in the order of memory: [N, C, D1, ..., Dr-1], or [N, D1, ..., Dr-1, C] with channels innermost.
 class RowPosition {
@@ -80,12 +93,12 @@ public:
           outer_rank_(call.geometry.rank - 1),
           channels_innermost_(call.channels_innermost) {
         const int64_t blocks = ceil_div(channels_, block_);
-        if (channels_innermost_) channel = take(row, blocks) * block_;
+        if (channels_innermost_) channel = take_digit(row, blocks) * block_;
         for (int a = outer_rank_ - 1; a >= 0; --a) {
             sizes_[a] = size_of_axis(call.geometry.axes[a]);
-            outer[a] = take(row, sizes_[a]);
+            outer[a] = take_digit(row, sizes_[a]);
         }
-        if (!channels_innermost_) channel = take(row, blocks) * block_;
+        if (!channels_innermost_) channel = take_digit(row, blocks) * block_;
         image = row;
         lanes = std::min(block_, channels_ - channel);
     }
@@ -108,13 +121,6 @@ public:
     }
 
 private:
-    // The last digit of a number in a mixed-radix system, which it loses.
-    static int64_t take(int64_t& number, int64_t radix) {
-        const int64_t rest = quotient(number, radix), digit = number - rest * radix;
-        number = rest;
-        return digit;
-    }
-
     bool next_channel() {
         channel += block_;
         const bool more = channel < channels_;
@@ -141,11 +147,16 @@ inline T* plane_of(const Operand& operand, const RowPosition& position) {
     return plane_at<T>(operand, position.image, position.channel);
 }
 
+// Where a row lies in its plane, of a tensor with these strides [N, C, D1, ..., Dr].
+inline int64_t offset_of_row(const int64_t* outer, const int64_t* strides, int rank) {
+    int64_t offset = 0;
+    for (int a = 0; a + 1 < rank; ++a) offset += outer[a] * strides[2 + a];
+    return offset;
+}
+
 template <class T>
 inline T* row_of(const Operand& operand, const RowPosition& position, int rank) {
-    T* row = plane_of<T>(operand, position);
-    for (int a = 0; a + 1 < rank; ++a) row += position.outer[a] * operand.strides[2 + a];
-    return row;
+    return plane_of<T>(operand, position) + offset_of_row(position.outer, operand.strides, rank);
 }
 
 // Elements from the first tap of the first window to the last tap of the last one.
