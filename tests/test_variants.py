@@ -58,6 +58,8 @@ WINDOWS = [
     ((2, 9, 13, 13), {"kernel_shape": [2, 2], "pads": [0, 0, 1, 1]}),
     ((5, 7, 14, 14), {"kernel_shape": [2, 2], "strides": [2, 2]}),
     ((2, 12, 18, 40), {"kernel_shape": [3, 3], "strides": [2, 2]}),
+    ((2, 130, 9, 12), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ((1, 600, 5, 6), {"kernel_shape": [2, 3], "pads": [1, 0, 0, 2]}),
     ((1, 20, 9, 35), {"kernel_shape": [3, 2], "strides": [3, 2], "dilations": [1, 3]}),
     ((1, 5, 17, 71), {"kernel_shape": [3, 12], "strides": [1, 2], "pads": [3, 22, 3, 1], "dilations": [2, 3]}),
     ((1, 2, 40, 3000), {"kernel_shape": [12, 9], "dilations": [2, 1]}),
