@@ -440,6 +440,22 @@ struct RowsOfCoverings {
           in_plane(rows_of_plane(call.geometry, input_size)),
           planes(std::max<int64_t>(1, rows_together<A>(along, in_plane, count_rows(call, input_size)) / in_plane)),
           together(rows_together<A>(along, in_plane, planes * in_plane)) {}
+
+    // Units are such planes: start(first plane, how many), and then for each group of their rows visit(first row, how
+    // many, room): behind them there is room for elements, of which the next groups are made.
+    template <class Start, class Visit>
+    void for_each_group(const Call& call, int64_t begin, int64_t end, const Start& start, const Visit& visit) const {
+        const int64_t all_planes = call.geometry.batch * call.geometry.channels;
+        for (int64_t unit = begin; unit < end; ++unit) {
+            const int64_t plane = unit * planes, count = std::min(planes, all_planes - plane);
+            const int64_t last_row = (std::min(end * planes, all_planes) - plane) * in_plane;
+            start(plane, count);
+            for (int64_t row = 0; row < count * in_plane; row += together) {
+                const int64_t rows = std::min(together, count * in_plane - row);
+                visit(row, rows, (last_row - row - rows) * along.outputs);
+            }
+        }
+    }
 };
 
 #if defined(ONNXPOOL_AVX512)
@@ -460,22 +476,15 @@ void backward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     Geometry mirrored = geometry;
     mirrored.batch = 1;
     mirrored.channels = covered.planes;
-    int64_t strides[2 + kMaxSpatialRank], plane_outputs = 1, plane_inputs = 1;
-    for (int a = last; a >= 0; --a) {
-        std::swap(mirrored.axes[a].input, mirrored.axes[a].output);
-        strides[2 + a] = plane_outputs;
-        plane_outputs *= geometry.axes[a].output;
-        plane_inputs *= geometry.axes[a].input;
-    }
+    for (int a = 0; a <= last; ++a) std::swap(mirrored.axes[a].input, mirrored.axes[a].output);
+    int64_t strides[2 + kMaxSpatialRank];
+    const int64_t plane_outputs = strides[1] = packed_strides(geometry, 1, output_size, strides + 2);
     strides[0] = covered.planes * plane_outputs;
-    strides[1] = plane_outputs;
     Buffer<Accumulator> sent(strides[0]), divisors(G::kNeedsData ? 0 : strides[0]);
     Call sums(mirrored, call.parameters);
     sums.x = {sent.data(), strides};
     const std::vector<AxisTable> tables = covering_tables(geometry);
     FlatRows<GradientSum<Accumulator>> rows(sum, sums, tables, covered.along, covered.together);
-    const RowTaps& taps = rows.taps();
-    const int64_t windows_per_row = geometry.axes[last].output;
 
     if (!G::kNeedsData) {
         const std::vector<AxisTable> windows = axis_tables(call);
@@ -488,42 +497,38 @@ void backward_flat_rows(const Call& call, int64_t begin, int64_t end) {
         for (int64_t i = plane_outputs; i < strides[0]; ++i) divisors[i] = divisors[i - plane_outputs];
     }
     const Uncovered uncovered(geometry, tables);
-    const int64_t all_planes = geometry.batch * geometry.channels;
-    const int64_t columns = geometry.axes[last].input;
 
-    for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t plane = unit * covered.planes;
-        const int64_t planes = std::min(covered.planes, all_planes - plane);
-        const T* const grad_y = static_cast<const T*>(call.grad_y.data) + plane * plane_outputs;
-        const T* const y = static_cast<const T*>(result_of<G>(call).data) + plane * plane_outputs;
-        const T* const x = static_cast<const T*>(data_of<G>(call).data) + plane * plane_inputs;
-        T* const grad_x = static_cast<T*>(call.grad_x.data) + plane * plane_inputs;
-        int64_t prepared = 0;
-        const auto prepare = [&](int64_t until) {
-            if (until <= prepared) return;
-            prefetch_ahead(grad_y + prepared, until - prepared);
-            if (G::kNeedsData) prefetch_ahead(y + prepared, until - prepared);
-            Accumulator* const target = sent.data() + prepared;
-            const Accumulator* const divisor = G::kNeedsData ? target : divisors.data() + prepared;
-            const T *const grads = grad_y + prepared, *const results = y + prepared;
-            in_vectors<kLanes<Accumulator>>(until - prepared, [&](int64_t i, auto n) {
-                store(target + i, gradient.prepare(load<n>(grads + i), load<n>(results + i), load<n>(divisor + i)));
-            });
-            prepared = until;
-        };
-        const int64_t all = planes * covered.in_plane;
-        const int64_t last_row = (std::min(end * covered.planes, all_planes) - plane) * covered.in_plane;
-        for (int64_t first = 0; first < all; first += covered.together) {
-            const int64_t count = std::min(covered.together, all - first);
-            prepare(planes > 1 ? planes * plane_outputs : taps.elements_end(first, count, windows_per_row));
-            const int64_t room = (last_row - first - count) * columns;
-            rows.compute(first, count, room,
-                         FinishGradient<G>{gradient, x + first * columns, grad_x + first * columns});
-            for (int64_t row = first; uncovered.any() && row < first + count; ++row) {
-                uncovered.fill(grad_x + row * columns, row % covered.in_plane);
-            }
+    const int64_t columns = covered.along.outputs;
+    const T *grad_y = nullptr, *y = nullptr, *x = nullptr;
+    T* grad_x = nullptr;
+    int64_t planes = 0, prepared = 0;
+    const auto start = [&](int64_t plane, int64_t count) {
+        planes = count;
+        prepared = 0;
+        grad_y = static_cast<const T*>(call.grad_y.data) + plane * plane_outputs;
+        y = static_cast<const T*>(result_of<G>(call).data) + plane * plane_outputs;
+        x = static_cast<const T*>(data_of<G>(call).data) + plane * covered.in_plane * columns;
+        grad_x = static_cast<T*>(call.grad_x.data) + plane * covered.in_plane * columns;
+    };
+    const auto prepare = [&](int64_t until) {
+        if (until <= prepared) return;
+        const T *const grads = grad_y + prepared, *const results = y + prepared;
+        prefetch_ahead(grads, until - prepared);
+        if (G::kNeedsData) prefetch_ahead(results, until - prepared);
+        Accumulator* const target = sent.data() + prepared;
+        const Accumulator* const divisor = G::kNeedsData ? target : divisors.data() + prepared;
+        in_vectors<kLanes<Accumulator>>(until - prepared, [&](int64_t i, auto n) {
+            store(target + i, gradient.prepare(load<n>(grads + i), load<n>(results + i), load<n>(divisor + i)));
+        });
+        prepared = until;
+    };
+    covered.for_each_group(call, begin, end, start, [&](int64_t first, int64_t count, int64_t room) {
+        prepare(planes > 1 ? planes * plane_outputs : rows.taps().elements_end(first, count, covered.along.columns));
+        rows.compute(first, count, room, FinishGradient<G>{gradient, x + first * columns, grad_x + first * columns});
+        for (int64_t row = first; uncovered.any() && row < first + count; ++row) {
+            uncovered.fill(grad_x + row * columns, row % covered.in_plane);
         }
-    }
+    });
 }
 
 #endif

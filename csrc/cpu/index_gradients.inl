@@ -175,28 +175,21 @@ private:
 // Units are some planes that follow each other.
 template <class T>
 void backward_gathered_rows(const Call& call, int64_t begin, int64_t end) {
-    const Geometry& geometry = call.geometry;
     const RowsOfCoverings<accumulator_t<T>> covered(call);
     GatheredRows<T> gathered(call, covered);
-    const int64_t columns = covered.along.outputs, plane_inputs = covered.in_plane * columns;
-    const int64_t plane_outputs = rows_of_plane(geometry, output_size) * covered.along.columns;
-    const int64_t all_planes = geometry.batch * geometry.channels;
-    for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t plane = unit * covered.planes, planes = std::min(covered.planes, all_planes - plane);
-        gathered.set_planes(static_cast<const T*>(call.grad_y.data) + plane * plane_outputs,
-                            static_cast<const int64_t*>(call.indices.data) + plane * plane_outputs,
-                            plane * plane_inputs, planes * plane_inputs);
-        T* const grad_x = static_cast<T*>(call.grad_x.data) + plane * plane_inputs;
-        const int64_t all = planes * covered.in_plane;
-        const int64_t last_row = (std::min(end * covered.planes, all_planes) - plane) * covered.in_plane;
-        for (int64_t first = 0; first < all; first += covered.together) {
-            const int64_t count = std::min(covered.together, all - first);
-            const int64_t room = (last_row - first - count) * columns;
-            T* const target = grad_x + first * columns;
-            covered.along.result_phases == 1 ? gathered.template compute<1>(first, count, room, target)
-                                             : gathered.template compute<2>(first, count, room, target);
-        }
-    }
+    const int64_t size = plane_size(call.geometry, input_size), windows = plane_size(call.geometry, output_size);
+    T* grad_x = nullptr;
+    const auto start = [&](int64_t plane, int64_t planes) {
+        gathered.set_planes(static_cast<const T*>(call.grad_y.data) + plane * windows,
+                            static_cast<const int64_t*>(call.indices.data) + plane * windows, plane * size,
+                            planes * size);
+        grad_x = static_cast<T*>(call.grad_x.data) + plane * size;
+    };
+    covered.for_each_group(call, begin, end, start, [&](int64_t first, int64_t count, int64_t room) {
+        T* const target = grad_x + first * covered.along.outputs;
+        covered.along.result_phases == 1 ? gathered.template compute<1>(first, count, room, target)
+                                         : gathered.template compute<2>(first, count, room, target);
+    });
 }
 
 // Elements of channels that are next to each other.
@@ -207,7 +200,7 @@ public:
         : call_(call),
           last_(call.geometry.rank - 1),
           outputs_(call.geometry.axes[last_].output),
-          plane_size_(rows_of_plane(call.geometry, input_size) * call.geometry.axes[last_].input),
+          plane_size_(plane_size(call.geometry, input_size)),
           block_(lanes_per_row(call)),
           coverings_(covering_tables(call.geometry)),
           lane_indices_(block_) {
@@ -359,8 +352,7 @@ void backward_scattered_planes(const Call& call, int64_t begin, int64_t end) {
     constexpr bool in_place = std::is_same_v<T, Accumulator>;
     constexpr int64_t prefetched_bytes = 1 << 15;  // of a group's gradients: not if caches hold little else
     const Geometry& geometry = call.geometry;
-    const int64_t size = rows_of_plane(geometry, input_size) * geometry.axes[geometry.rank - 1].input;
-    const int64_t windows = rows_of_plane(geometry, output_size) * geometry.axes[geometry.rank - 1].output;
+    const int64_t size = plane_size(geometry, input_size), windows = plane_size(geometry, output_size);
     Buffer<Accumulator> buffer(in_place ? 0 : kScatteredPlanes * size);
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t plane = unit * kScatteredPlanes;

@@ -57,7 +57,13 @@ int64_t rows_of_plane(const Geometry& geometry, Size size_of_axis) {
     return rows;
 }
 
-// and in the whole tensor.
+// how many elements,
+template <class Size>
+int64_t plane_size(const Geometry& geometry, Size size_of_axis) {
+    return rows_of_plane(geometry, size_of_axis) * size_of_axis(geometry.axes[geometry.rank - 1]);
+}
+
+// and how many rows in the whole tensor.
 template <class Size>
 int64_t count_rows(const Call& call, Size size_of_axis) {
     const Geometry& geometry = call.geometry;
