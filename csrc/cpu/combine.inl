@@ -122,6 +122,76 @@ inline void combine_taps(const Combiner& combiner, const typename Take::Source* 
     }
 }
 
+// Windows that look alike, the first of them at rows[0] ... rows[row_count - 1].
+template <class Source>
+struct Windows {
+    const Source* const* rows;
+    int64_t row_count;
+    int64_t column_count;
+    int64_t column_step;
+    int64_t count;
+    int64_t step;  // from one to the next
+};
+
+// Of each column its rows, and then the columns, for a number of rows and columns that is known (or 0).
+template <int kRows, int kColumns, class Combiner, class Take, class PutOf>
+inline void combine_windows_of(const Combiner& combiner, const Windows<typename Take::Source>& windows, int64_t lanes,
+                               const Take& take, const PutOf& put_of) {
+    constexpr int kKept = std::max(kRows, 1);
+    const typename Take::Source* kept[kKept];
+    std::copy_n(windows.rows, kKept, kept);
+    const int64_t row_count = kRows > 0 ? kRows : windows.row_count;
+    const int64_t column_count = kColumns > 0 ? kColumns : windows.column_count;
+    const int64_t column_step = windows.column_step, count = windows.count, step = windows.step;
+    for (int64_t window = 0; window < count; ++window) {
+        const auto put = put_of(window);
+        in_vectors<kLanes<typename Combiner::Accumulator>>(lanes, [&](int64_t i, auto n) {
+            // Several rows at once are read in place. The last two, and of their columns those that the window before
+            // did not have, come from memory.
+            const auto column_at = [&](int64_t place, bool is_new) {
+                const auto element = [&](int64_t row) {
+                    const auto* source = (kRows > 0 ? kept[kRows > 0 ? row : 0] : windows.rows[row]) + place;
+                    if (kRows != 1 && is_new && row >= row_count - 2) look_ahead<4096>(source);
+                    return take(load<n>(source), row);
+                };
+                auto sum = element(0);
+                for (int64_t row = 1; row < row_count; ++row) sum = combiner.combine(sum, element(row));
+                return sum;
+            };
+            int64_t place = window * step + i;
+            auto sum = column_at(place, true);
+            for (int64_t column = 1; column < column_count; ++column) {
+                place += column_step;
+                sum = combiner.combine(sum, column_at(place, column * column_step < step));
+            }
+            put(i, sum);
+        });
+    }
+}
+
+// For each window: put_of(window)(i, result) for 0 <= i < lanes.
+template <class Combiner, class Take, class PutOf>
+inline void combine_windows(const Combiner& combiner, const Windows<typename Take::Source>& windows, int64_t lanes,
+                            const Take& take, const PutOf& put_of) {
+    const auto sized = [&](auto rows, auto columns) {
+        combine_windows_of<rows, columns>(combiner, windows, lanes, take, put_of);
+    };
+    const auto has = [&](int64_t rows, int64_t columns) {
+        return windows.row_count == rows && windows.column_count == columns;
+    };
+    constexpr std::integral_constant<int, 0> any;
+    constexpr std::integral_constant<int, 1> one;
+    constexpr std::integral_constant<int, 2> two;
+    constexpr std::integral_constant<int, 3> three;
+    if (has(1, 1)) return sized(one, one);
+    if (has(1, 2)) return sized(one, two);
+    if (has(1, 3)) return sized(one, three);
+    if (has(2, 2)) return sized(two, two);
+    if (has(3, 3)) return sized(three, three);
+    if (windows.row_count == 1) return sized(one, any);
+    sized(any, any);
+}
+
 // Puts sums; whether any of them is out of the reduction's range.
 template <class R, class Put>
 inline bool finish_sums([[maybe_unused]] const R& reduction, const typename R::Accumulator* sums, int64_t size,

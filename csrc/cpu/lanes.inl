@@ -5,6 +5,9 @@
 // Sums over the outer axes, of a part of a row that stays in the first-level cache.
 constexpr int64_t kRowBufferBytes = 16384;
 
+// Windows of so few elements are combined as they are.
+constexpr int64_t kMostTapsInPlace = 9;
+
 // Where a row of results goes, `step` from one position to the next.
 template <class R>
 struct Results {
@@ -100,6 +103,38 @@ private:
     std::vector<const Accumulator*> rows_;
 };
 
+// Along an axis, the windows that follow each other with as many taps, the same factor and at the same distance.
+class RunsOfWindows {
+public:
+    explicit RunsOfWindows(const AxisTable& axis) : period_(axis.period), alike_(axis.output, 1) {
+        for (int64_t output = axis.output - 1 - period_; output >= 0; --output) {
+            const int64_t next = output + period_;
+            const Range &taps = axis.taps[output], &next_taps = axis.taps[next];
+            const bool is_alike =
+                taps.count > 0 && taps.count == next_taps.count && axis.factors[output] == axis.factors[next];
+            if (!is_alike) continue;
+            const int64_t step = next_taps.begin - taps.begin;
+            const bool goes_on = alike_[next] > 1 && axis.taps[next + period_].begin - next_taps.begin == step;
+            alike_[output] = goes_on ? alike_[next] + 1 : 2;
+        }
+    }
+
+    struct Run {
+        int64_t length, period;
+    };
+
+    // How often `period` windows from this one on are repeated.
+    Run at(int64_t output) const {
+        int64_t length = alike_[output];
+        for (int64_t i = 1; i < period_ && length > 1; ++i) length = std::min(length, alike_[output + i]);
+        return length > 1 ? Run{length, period_} : Run{1, 1};
+    }
+
+private:
+    const int64_t period_;
+    std::vector<int64_t> alike_;  // windows that follow, `period` apart, themselves included
+};
+
 // Rows of some lanes, those next to each other in memory: for each position, the taps that its tables name.
 template <class R>
 class LaneRows {
@@ -114,6 +149,7 @@ public:
           tables_(std::move(tables)),
           axis_(tables_.back()),
           divisors_(axis_.output),
+          runs_(axis_),
           new_rows_(ceil_div(elements_per_output_row(tables_), axis_.input)),
           is_separable_(is_separable<R>(tables_)),
           position_strides_(position_strides),
@@ -133,6 +169,9 @@ public:
         x_ = x;
         x_strides_ = x_strides;
         lanes_ = lanes;
+        // Where several rows are new at a time, they are asked for little by little.
+        room_ = columns_in(new_rows_ == 1 ? kRowBufferBytes : kRowBufferBytes / 4);
+        turns_ = columns_in(kRowBufferBytes / 2) / axis_.period;
         if (is_separable_) reduced_rows_ = outer_reduction_.compute(x, x_strides, lanes);
         if (lifted_) lifted_->forget(lanes);
     }
@@ -163,7 +202,8 @@ public:
                 }
                 taps_[rank_ - 1] = tables_[rank_ - 1].taps[output];
                 gather_taps();
-                finish(elements_.data(), elements_.size(), 1, output, Lift<R>{reduction_}, target);
+                const auto count = static_cast<int64_t>(elements_.size());
+                finish({elements_.data(), count, 1, 0, 1, 0}, output, 1, Lift<R>{reduction_}, target);
             }
         } else {
             taps_[rank_ - 1] = {0, 1, 1};
@@ -214,55 +254,74 @@ private:
     void along_row(const typename Take::Source* const* rows, int64_t count, int64_t x_step, const Take& take,
                    const Target& target) {
         if (overlapping_) return along_row_of_overlapping(rows, count, x_step, take, target);
-        // One row whose elements cost nothing to look at need not be copied.
-        const bool in_place =
-            count == 1 && !is_keyed<R> && (std::is_same_v<typename Take::Source, Accumulator> || !is_norm<R>);
-        const std::vector<Range>& windows = tables_[rank_ - 1].taps;
         int64_t buffer_end = 0;  // the buffer holds the columns buffer_begin ... buffer_end - 1
         int64_t buffer_begin = 0;
         for (int64_t output = 0; output < axis_.output;) {
-            const Range& taps = windows[output];
+            const Range& taps = axis_.taps[output];
             if (divisors_[output] == 0) {
                 target.fill_empty(output, lanes_);
                 ++output;
                 continue;
             }
-            const int64_t last = taps.begin + (taps.count - 1) * taps.step;
+            const bool in_place = is_in_place<Take>(count, taps.count);
+            auto [run, period] = runs_.at(output);
+            const int64_t last = last_column(output, period);
             if (!in_place && (taps.begin < buffer_begin || last >= buffer_end)) {
-                // Where several rows are new at a time, they are asked for little by little.
-                const int64_t bytes = new_rows_ == 1 ? kRowBufferBytes : kRowBufferBytes / 4;
-                const int64_t fit = bytes / static_cast<int64_t>(sizeof(Accumulator)) / lanes_;
-                const int64_t room = std::max<int64_t>(fit, 4 * (last + 1 - taps.begin));
                 // A later window with dilation may begin a little earlier.
                 buffer_begin = std::max<int64_t>(0, taps.begin - axis_.step + 1);
-                buffer_end = std::min(axis_.input, std::max(last + 1, buffer_begin + room));
+                buffer_end = std::min(axis_.input,
+                                      std::max(last + 1, buffer_begin + std::max(room_, 4 * (last + 1 - taps.begin))));
                 fill_buffer(rows, count, buffer_begin, buffer_end, x_step, take);
             }
-            // Windows one element apart are one run in memory.
             const int64_t available = in_place ? axis_.input : buffer_end;
-            int64_t run = 1;
-            if (target.is_one_run(lanes_) && (!in_place || x_step == lanes_)) {
-                while (output + run < axis_.output && windows[output + run].begin == taps.begin + run &&
-                       windows[output + run].count == taps.count && last + run < available &&
-                       divisors_[output + run] == divisors_[output]) {
-                    ++run;
+            // What is written every other time stays in the cache until the rest comes.
+            if (period > 1) run = std::clamp<int64_t>(turns_, 1, run);
+            const auto step_from = [&](int64_t window) {
+                return run > 1 ? axis_.taps[window + period].begin - axis_.taps[window].begin : 0;
+            };
+            for (int64_t window = output; window < output + period; ++window) {
+                const int64_t step = step_from(window);
+                if (step > 0) run = std::min(run, quotient(available - 1 - last_column(window, 1), step) + 1);
+            }
+            for (int64_t first = output; first < output + period; ++first) {
+                const Range& window = axis_.taps[first];
+                const int64_t step = step_from(first);
+                if (in_place) {
+                    auto& shifted = sources<Take>();
+                    shifted.assign(rows, rows + count);
+                    for (auto& row : shifted) row += window.begin * x_step;
+                    finish({shifted.data(), count, window.count, window.step * x_step, run, step * x_step}, first,
+                           period, take, target);
+                } else {
+                    const Accumulator* row = buffer_.data() + (window.begin - buffer_begin) * lanes_;
+                    finish({&row, 1, window.count, window.step * lanes_, run, step * lanes_}, first, period,
+                           AsItIs<Accumulator>(), target);
                 }
             }
-            if (in_place) {
-                sources<Take>().clear();
-                for (int64_t i = 0; i < taps.count; ++i) {
-                    sources<Take>().push_back(rows[0] + (taps.begin + i * taps.step) * x_step);
-                }
-                finish(sources<Take>().data(), taps.count, run, output, take, target);
-            } else {
-                pieces_.clear();
-                for (int64_t i = 0; i < taps.count; ++i) {
-                    pieces_.push_back(buffer_.data() + (taps.begin + i * taps.step - buffer_begin) * lanes_);
-                }
-                finish(pieces_.data(), pieces_.size(), run, output, AsItIs<Accumulator>(), target);
-            }
-            output += run;
+            output += run * period;
         }
+    }
+
+    int64_t columns_in(int64_t bytes) const {
+        return quotient(bytes, static_cast<int64_t>(sizeof(Accumulator)) * lanes_);
+    }
+
+    // The last one that any of so many windows needs.
+    int64_t last_column(int64_t output, int64_t windows) const {
+        int64_t last = 0;
+        for (int64_t end = output + windows; output < end; ++output) {
+            const Range& taps = axis_.taps[output];
+            last = std::max(last, taps.begin + (taps.count - 1) * taps.step);
+        }
+        return last;
+    }
+
+    // Whether windows of so many rows and columns are computed without a buffer for what rows combine to. One row whose
+    // elements cost nothing to look at need not be copied; small windows are read several times.
+    template <class Take>
+    bool is_in_place(int64_t rows, int64_t columns) const {
+        if (is_keyed<R> || (is_norm<R> && !std::is_same_v<typename Take::Source, Accumulator>)) return false;
+        return rows == 1 || (new_rows_ > 1 && rows * columns <= kMostTapsInPlace);
     }
 
     template <class Take, class Target>
@@ -285,12 +344,12 @@ private:
                 continue;
             }
             int64_t run = 1;
-            while (target.is_one_run(lanes_) && output + run < axis_.output && divisors_[output + run] != 0 &&
+            while (output + run < axis_.output && divisors_[output + run] != 0 &&
                    (!R::kDivides || divisors_[output + run] == divisors_[output])) {
                 ++run;
             }
             const Accumulator* window = windows_.data() + output * lanes_;
-            finish(&window, 1, run, output, AsItIs<Accumulator>(), target);
+            finish({&window, 1, 1, 0, run, lanes_}, output, 1, AsItIs<Accumulator>(), target);
             output += run;
         }
     }
@@ -298,7 +357,7 @@ private:
     template <class Take>
     auto& sources() {
         if constexpr (std::is_same_v<typename Take::Source, Accumulator>) {
-            return pieces_;
+            return shifted_accumulators_;
         } else {
             return shifted_elements_;
         }
@@ -328,21 +387,31 @@ private:
         }
     }
 
-    // The results of `run` windows from `output` on.
+    // The results of windows, the first of them the one at `output`, `period` apart.
     template <class Take, class Target>
-    void finish(const typename Take::Source* const* taps, int64_t count, int64_t run, int64_t output, const Take& take,
+    void finish(Windows<typename Take::Source> windows, int64_t output, int64_t period, const Take& take,
                 const Target& target) {
-        const int64_t size = lanes_ * run;
-        const auto finish = target.at(output, static_cast<Accumulator>(divisors_[output]));
+        const auto divisor = static_cast<Accumulator>(divisors_[output]);
+        int64_t lanes = lanes_;
+        if (period == 1 && windows.step == lanes_ && target.is_one_run(lanes_)) {
+            lanes *= std::exchange(windows.count, 1);  // they follow each other in memory
+        }
+        const auto& combiner = combiner_of(reduction_);
         if constexpr (may_leave_range<R>) {
-            sums_.resize(std::max<size_t>(sums_.size(), size));
-            combine_taps(combiner_of(reduction_), taps, count, size, take, Keep<Accumulator>{sums_.data()});
-            if (!finish_sums(reduction_, sums_.data(), size, finish)) return;
-            for (int64_t i = 0; i < size; ++i) {
-                if (reduction_.out_of_range(sums_[i])) out_of_range_.push_back({output + i / lanes_, i % lanes_});
+            sums_.resize(std::max<size_t>(sums_.size(), lanes * windows.count));
+            combine_windows(combiner, windows, lanes, take,
+                            [&](int64_t window) { return Keep<Accumulator>{sums_.data() + window * lanes}; });
+            for (int64_t window = 0; window < windows.count; ++window) {
+                const Accumulator* sums = sums_.data() + window * lanes;
+                const int64_t first = output + window * period;
+                if (!finish_sums(reduction_, sums, lanes, target.at(first, divisor))) continue;
+                for (int64_t i = 0; i < lanes; ++i) {
+                    if (reduction_.out_of_range(sums[i])) out_of_range_.push_back({first + i / lanes_, i % lanes_});
+                }
             }
         } else {
-            combine_taps(combiner_of(reduction_), taps, count, size, take, finish);
+            combine_windows(combiner, windows, lanes, take,
+                            [&](int64_t window) { return target.at(output + window * period, divisor); });
         }
     }
 
@@ -352,6 +421,7 @@ private:
     const AxisTable& axis_;  // the last one
     std::vector<double> divisors_;
     double divided_for_ = -1;
+    const RunsOfWindows runs_;
     const int64_t new_rows_;  // of the input, for each row of the output
     const bool is_separable_;
     const int64_t* const position_strides_;
@@ -362,11 +432,13 @@ private:
     const T* x_ = nullptr;
     const int64_t* x_strides_ = nullptr;
     int64_t lanes_ = 0;
+    int64_t room_ = 0;   // columns that the buffer is filled with at a time
+    int64_t turns_ = 0;  // of windows a period apart that are written at a time
     const Accumulator* reduced_rows_ = nullptr;
 
     Range taps_[kMaxSpatialRank];
     std::vector<const T*> elements_, shifted_elements_;
-    std::vector<const Accumulator*> pieces_;
+    std::vector<const Accumulator*> shifted_accumulators_;
     std::vector<int64_t> positions_;
     Buffer<Accumulator> buffer_, sums_, windows_;
     std::vector<std::pair<int64_t, int64_t>> out_of_range_;  // outputs and lanes

@@ -191,14 +191,15 @@ constexpr bool is_dear<LpNorm<T, 0>> = true;
 struct AxisTable {
     int64_t input;
     int64_t output;
-    int64_t step;  // between the taps of a result
+    int64_t step;    // between the taps of a result
+    int64_t period;  // results that lie so far apart look alike, but for the borders
     std::vector<Range> taps;
     std::vector<double> factors;  // of divisors, 0 without taps; float64: three huge axes have more than int64 counts
     bool windows_share;           // what several of them have in common is combined once: see sliding.inl
 
     // The taps of windows.
     static AxisTable of_windows(const Axis& axis, Divisor divisor) {
-        AxisTable table{axis.input, axis.output, axis.dilation, {}, {}, false};
+        AxisTable table{axis.input, axis.output, axis.dilation, 1, {}, {}, false};
         table.taps.reserve(axis.output);
         table.factors.reserve(axis.output);
         for (int64_t output = 0; output < axis.output; ++output) {
@@ -213,7 +214,7 @@ struct AxisTable {
 
     // For gradients: the windows that cover each element.
     static AxisTable of_coverings(const Axis& axis) {
-        AxisTable table{axis.output, axis.input, 1, {}, {}, false};
+        AxisTable table{axis.output, axis.input, 1, axis.stride, {}, {}, false};
         table.taps.reserve(axis.input);
         for (int64_t input = 0; input < axis.input; ++input) {
             table.taps.push_back(covering_windows(axis, input));
