@@ -34,6 +34,8 @@ PLANES = [
     (1, 16, 70, 70),
     (1, 2, 20011),
     (5, 24, 1, 1),
+    (2, 150, 3, 5),
+    (1, 530, 4, 3),
     (3, 32, 5),
     (2, 16, 3, 5, 7),
     (1, 2, 3, 2, 3, 2),
@@ -60,6 +62,9 @@ WINDOWS = [
     ((2, 12, 18, 40), {"kernel_shape": [3, 3], "strides": [2, 2]}),
     ((2, 130, 9, 12), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
     ((1, 600, 5, 6), {"kernel_shape": [2, 3], "pads": [1, 0, 0, 2]}),
+    ((1, 270, 7, 9), {"kernel_shape": [5, 3], "strides": [2, 1], "pads": [2, 0, 1, 1]}),
+    ((1, 140, 9, 23), {"kernel_shape": [2, 3], "strides": [2, 3], "dilations": [1, 2]}),
+    ((1, 75, 12, 11), {"kernel_shape": [7, 7], "pads": [3, 3, 3, 3]}),
     ((1, 20, 9, 35), {"kernel_shape": [3, 2], "strides": [3, 2], "dilations": [1, 3]}),
     ((1, 5, 17, 71), {"kernel_shape": [3, 12], "strides": [1, 2], "pads": [3, 22, 3, 1], "dilations": [2, 3]}),
     ((1, 2, 40, 3000), {"kernel_shape": [12, 9], "dilations": [2, 1]}),
@@ -165,10 +170,17 @@ def test_windows_of_bytes(shape, attributes, dtype, device):
 @pytest.mark.parametrize(("shape", "attributes"), WINDOWS[:7], ids=str)
 @pytest.mark.parametrize("operator", ["LpPool", "MaxPool"])
 def test_windows_of_unusual_data(operator, shape, attributes, kind, device):
+    case = Case(operator, shape, attributes)
     x = to_tensor(fill(kind, shape, "float32", np.random.default_rng(0)), device)
-    expected = call(Case(operator, shape, attributes), [arrange(x, "sliced")])
+    expected = call(case, [arrange(x, "sliced")])
     for name, arrangement in ARRANGEMENTS.items():
-        assert_same(call(Case(operator, shape, attributes), [arrangement(x)]), expected, name)
+        assert_same(call(case, [arrangement(x)]), expected, name)
+    if operator == "MaxPool":
+        _, expected_indices = call(case, [arrange(x, "sliced")], return_indices=True)
+        for name, arrangement in ARRANGEMENTS.items():
+            y, indices = call(case, [arrangement(x)], return_indices=True)
+            assert_same(y, expected, f"{name} with Indices")
+            assert torch.equal(indices, expected_indices), name
 
 
 def test_counted_padding(device):

@@ -342,34 +342,37 @@ int64_t index_lanes(const Call& call) {
     return std::is_same_v<T, accumulator_t<T>> ? lanes_per_row(call) : lanes_per_block(call, 1 << 16);
 }
 
-constexpr int kScatteredPlanes = 4;
-
-// Planes of tensors that are contiguous: some of them in turns, since large windows that follow each other often name
-// the same element, and an addition has to wait for the last one. Units are such groups.
-template <class T>
+// Planes of tensors that are contiguous. Large windows that follow each other often name the same element, and an
+// addition has to wait for the last one: several planes in turns. Smaller ones are faster in the order of memory. Units
+// are so many planes.
+template <class T, int kPlanes>
 void backward_scattered_planes(const Call& call, int64_t begin, int64_t end) {
     using Accumulator = accumulator_t<T>;
     constexpr bool in_place = std::is_same_v<T, Accumulator>;
-    constexpr int64_t prefetched_bytes = 1 << 15;  // of a group's gradients: not if caches hold little else
+    constexpr int64_t line = 64 / sizeof(T);
+    constexpr int64_t prefetched_bytes = 1 << 15;  // of a unit's gradients: not if caches hold little else
     const Geometry& geometry = call.geometry;
     const int64_t size = plane_size(geometry, input_size), windows = plane_size(geometry, output_size);
-    Buffer<Accumulator> buffer(in_place ? 0 : kScatteredPlanes * size);
+    const bool reads_ahead = kPlanes > 1 && static_cast<int64_t>(sizeof(T)) * kPlanes * size <= prefetched_bytes;
+    const int64_t elements_per_window = ceil_div(size, std::max<int64_t>(1, windows));
+    Buffer<Accumulator> buffer(in_place ? 0 : kPlanes * size);
     for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t plane = unit * kScatteredPlanes;
-        const int64_t planes = std::min<int64_t>(kScatteredPlanes, geometry.batch * geometry.channels - plane);
+        const int64_t plane = unit * kPlanes;
+        const int64_t planes = std::min<int64_t>(kPlanes, geometry.batch * geometry.channels - plane);
         const T* const grad_y = static_cast<const T*>(call.grad_y.data) + plane * windows;
         const int64_t* const indices = static_cast<const int64_t*>(call.indices.data) + plane * windows;
         T* const grad_x = static_cast<T*>(call.grad_x.data) + plane * size;
         Accumulator* sums = buffer.data();
         if constexpr (in_place) sums = grad_x;
         std::fill_n(sums, planes * size, Accumulator(0));
-        if (static_cast<int64_t>(sizeof(T)) * planes * size <= prefetched_bytes) {
-            prefetch(grad_y + planes * windows, planes * windows);
-            prefetch(indices + planes * windows, planes * windows);
-            prefetch(grad_x + planes * size, planes * size);
-        }
-        const auto scatter = [&](int64_t first, auto count) {
+        const auto scatter = [&](int64_t first, auto count, auto reads_ahead) {
             for (int64_t i = 0; i < windows; ++i) {
+                // Of the next unit, little by little: several streams that are short are not foreseen by processors.
+                for (int64_t p = planes; reads_ahead && i % line == 0 && p < 2 * planes; ++p) {
+                    prefetch(indices + p * windows + i, line);
+                    prefetch(grad_y + p * windows + i, line);
+                    prefetch(grad_x + p * size + i * elements_per_window, line * elements_per_window);
+                }
 #pragma GCC unroll 4
                 for (int64_t p = first; p < first + count; ++p) {
                     const int64_t element = indices[p * windows + i] - (plane + p) * size;
@@ -378,10 +381,14 @@ void backward_scattered_planes(const Call& call, int64_t begin, int64_t end) {
                 }
             }
         };
-        if (planes == kScatteredPlanes) {
-            scatter(0, std::integral_constant<int, kScatteredPlanes>());
+        constexpr std::integral_constant<int, kPlanes> all;
+        constexpr std::integral_constant<int, 1> one;
+        if (planes < kPlanes) {
+            for (int64_t p = 0; p < planes; ++p) scatter(p, one, std::false_type());
+        } else if (reads_ahead) {
+            scatter(0, all, std::true_type());
         } else {
-            for (int64_t p = 0; p < planes; ++p) scatter(p, std::integral_constant<int, 1>());
+            scatter(0, all, std::false_type());
         }
         if constexpr (!in_place) {
             in_vectors<kLanes<Accumulator>>(
@@ -395,6 +402,7 @@ template <class T>
 void backward_by_index(const Call& call, int64_t begin, int64_t end) {
     using Accumulator = accumulator_t<T>;
     constexpr bool in_place = std::is_same_v<T, Accumulator>;
+    constexpr int64_t kLeastLanes = 32, kLanesTogether = 128;  // of what is worth it, and is done at a time
     const Geometry& geometry = call.geometry;
     const int rank = geometry.rank;
     const int64_t block = index_lanes<T>(call), blocks = ceil_div(geometry.channels, block);
@@ -470,6 +478,35 @@ void backward_by_index(const Call& call, int64_t begin, int64_t end) {
                 sums[place + i * target_step] += static_cast<Accumulator>(load<1>(grad + i * grad_step));
             }
         };
+        // Those of lanes next to each other at one position: memory is read before anything waits for sums.
+        const auto scatter_lanes = [&](int64_t begin, int64_t end, const T* grad, const int64_t* index) {
+            int64_t elements[kLanesTogether];
+            const int64_t count = end - begin, elements_end = size, element_step = step, sum_step = lane_step;
+            const int64_t grad_lane = grad_lane_step, index_lane = call.index_strides[1];
+            const int64_t begin_index = first + begin * index_lane;
+            index += begin;
+            grad += begin * grad_lane;
+            in_vectors<kLanes<int64_t>>(count, [&](int64_t i, auto n) {
+                look_ahead<4096>(index + i);
+                look_ahead<2048>(grad + i);
+                const auto lane_index = begin_index + index_lane * (i + counting<decltype(load<n>(index))>());
+                store(elements + i, position_below<int64_t>(elements_end, load<n>(index + i) - lane_index));
+            });
+            Accumulator* const own_sums = sums + begin * sum_step;
+            for (int64_t i = 0; i < count; ++i) {
+                if (elements[i] < 0) continue;
+                own_sums[elements[i] * element_step + i * sum_step] +=
+                    static_cast<Accumulator>(load<1>(grad + i * grad_lane));
+            }
+        };
+        const auto scatter_position = [&](const T* grad, const int64_t* index) {
+            if (lanes < kLeastLanes || index_lane_step != 1 || !row_major) {
+                return scatter(lanes, grad, grad_lane_step, index, index_lane_step, call.index_strides[1], lane_step);
+            }
+            for (int64_t lane = 0; lane < lanes; lane += kLanesTogether) {
+                scatter_lanes(lane, std::min(lane + kLanesTogether, lanes), grad, index);
+            }
+        };
         for_each_row<2>(outputs, rank, {call.grad_y.strides + 2, call.indices.strides + 2},
                         [&](const int64_t (&offsets)[2], const int64_t*) {
                             const T* grad = grad_y + offsets[0];
@@ -477,8 +514,7 @@ void backward_by_index(const Call& call, int64_t begin, int64_t end) {
                             const int64_t count = outputs[last].count;
                             if (lanes == 1) return scatter(count, grad, grad_step, index, index_step, 0, 0);
                             for (int64_t o = 0; o < count; ++o) {
-                                scatter(lanes, grad + o * grad_step, grad_lane_step, index + o * index_step,
-                                        index_lane_step, call.index_strides[1], lane_step);
+                                scatter_position(grad + o * grad_step, index + o * index_step);
                             }
                         });
         if constexpr (!in_place) {

@@ -14,6 +14,7 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "keys.inl"
 #include "sliding.inl"
 #include "lanes.inl"
+#include "lane_maxima.inl"
 #include "packed.inl"
 #include "planes.inl"
 #include "rows.inl"
@@ -129,6 +130,10 @@ Task plan_packed(const Call& call) {
     const int64_t planes = packed_planes<typename R::Accumulator>(call.geometry, sizeof(typename R::Element));
     return {forward_packed<R>, ceil_div(call.geometry.batch * call.geometry.channels, planes),
             plane_elements(call) * static_cast<double>(planes)};
+}
+
+inline bool has_positions_of_32_bits(const Geometry& geometry) {
+    return plane_size(geometry, input_size) < std::numeric_limits<int32_t>::max();
 }
 
 // The rows of elements that windows of a plane consist of.
@@ -257,10 +262,36 @@ struct WideSums<Average<T>> {
     using type = Average<T, wide_accumulator_t<T>>;
 };
 
+inline double taps_of_window(const Geometry& geometry) {
+    double taps = 1;
+    for (int a = 0; a < geometry.rank; ++a) taps *= static_cast<double>(geometry.axes[a].kernel);
+    return taps;
+}
+
+// Whether maxima with Indices are found window by window, for channels that are next to each other: where windows are
+// small, or there are no keys.
+template <class T>
+bool has_lane_maxima(const Call& call) {
+    constexpr double most_taps = 49;
+    if (std::is_integral_v<T> || !call.channels_innermost || call.y.strides[1] != 1 || call.indices.strides[1] != 1) {
+        return false;
+    }
+    const Geometry& geometry = call.geometry;
+    return std::is_same_v<T, double> ||
+           (taps_of_window(geometry) <= most_taps && !spans_plane(geometry) && has_positions_of_32_bits(geometry));
+}
+
 template <class R>
 Task plan_forward_of(const Call& call) {
-    if constexpr (R::kIndexed && !std::is_same_v<typename R::Element, double>) {
-        if (can_be_keyed(call)) return plan_forward_of<KeyedMax<typename R::Element>>(call);
+    using T = typename R::Element;
+    if constexpr (R::kIndexed && !std::is_integral_v<T>) {
+        if (has_lane_maxima<T>(call)) {
+            return {forward_lane_maxima<T>, count_rows(call, output_size),
+                    elements_per_row(call, call.geometry.axes[call.geometry.rank - 1].output)};
+        }
+    }
+    if constexpr (R::kIndexed && !std::is_same_v<T, double>) {
+        if (can_be_keyed(call)) return plan_forward_of<KeyedMax<T>>(call);
     }
     if (spans_plane(call.geometry)) return plan_plane<typename WideSums<R>::type>(call);
     return plan_window<R>(call);
@@ -324,12 +355,7 @@ Task plan_sum_gradient(const Call& call) {
 template <class T>
 bool has_small_windows(const Geometry& geometry) {
     constexpr double largest_window = kLanes<accumulator_t<T>> >= 8 ? 9 : 4;
-    double window = 1, plane = 1;
-    for (int a = 0; a < geometry.rank; ++a) {
-        window *= static_cast<double>(geometry.axes[a].kernel);
-        plane *= static_cast<double>(geometry.axes[a].input);
-    }
-    return window <= largest_window && plane < std::numeric_limits<int32_t>::max() && has_few_rows(geometry);
+    return taps_of_window(geometry) <= largest_window && has_positions_of_32_bits(geometry) && has_few_rows(geometry);
 }
 
 // Rows that are worth gathering, where what vectors read beyond the end of one names no element of it.
@@ -365,7 +391,12 @@ Task plan_index_gradient(const Call& call) {
                     elements * static_cast<double>(block)};
         }
     } else if (all_contiguous()) {
-        if (!windows_are_small) return by_planes(backward_scattered_planes<T>, kScatteredPlanes);
+        if (!windows_are_small) {
+            constexpr double most_taps = 49;  // of windows that are faster in the order of memory
+            constexpr int together = 4;
+            return taps_of_window(geometry) <= most_taps ? by_planes(backward_scattered_planes<T, 1>, 1)
+                                                         : by_planes(backward_scattered_planes<T, together>, together);
+        }
         if (has_rows_to_gather<T>(geometry)) {
             return by_planes(backward_gathered_rows<T>, RowsOfCoverings<accumulator_t<T>>(call).planes);
         }

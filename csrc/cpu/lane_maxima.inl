@@ -1,0 +1,125 @@
+// Part of kernels.inl: see there.
+// Maxima of small windows and where they are first reached, for channels that are next to each other: a datum takes a
+// maximum's place if it is larger, or the first NaN.
+
+template <class T>
+class LaneMaxima {
+public:
+    explicit LaneMaxima(const Call& call)
+        : call_(call), last_(call.geometry.rank - 1), tables_(axis_tables(call)), positions_(lanes_per_row(call)) {}
+
+    // A row of results.
+    void compute(const RowPosition& row) {
+        const AxisTable& axis = tables_[last_];
+        const int64_t x_step = call_.x.strides[2 + last_], index_step = call_.index_strides[2 + last_];
+        const T* const x = plane_of<const T>(call_.x, row);
+        T* y = row_of<T>(call_.y, row, call_.geometry.rank);
+        int64_t* indices = row_of<int64_t>(call_.indices, row, call_.geometry.rank);
+        const int64_t index = first_index(call_, row.image, row.channel);
+        const double factor = outer_factor(tables_, row.outer);
+        Range taps[kMaxSpatialRank];
+        for (int a = 0; a < last_; ++a) taps[a] = tables_[a].taps[row.outer[a]];
+        taps[last_].count = 0;
+        for (int64_t output = 0; output < axis.output; ++output) {
+            const Range& along = axis.taps[output];
+            if (factor * axis.factors[output] == 0) {
+                std::fill_n(y, row.lanes, reduction_.empty());
+                std::fill_n(indices, row.lanes, -1);
+            } else {
+                if (along.count != taps[last_].count) {
+                    taps[last_] = {0, along.count, along.step};
+                    find_taps(taps);
+                }
+                find_maxima(x + along.begin * x_step, row.lanes, y, index + along.begin * index_step, indices);
+            }
+            y += call_.y.strides[2 + last_];
+            indices += call_.indices.strides[2 + last_];
+        }
+    }
+
+private:
+    using Value = comparable_t<T>;
+    using Position = integer_t<sizeof(Value), true>;
+
+    struct Tap {
+        int64_t offset;
+        Position position;
+    };
+
+    void find_taps(const Range* taps) {
+        const Range& along = taps[last_];
+        taps_.clear();
+        for_each_row<2>(
+            taps, last_ + 1, {call_.x.strides + 2, call_.index_strides + 2},
+            [&](const int64_t (&offsets)[2], const int64_t*) {
+                for (int64_t i = 0; i < along.count; ++i) {
+                    const int64_t column = i * along.step;
+                    taps_.push_back({offsets[0] + column * call_.x.strides[2 + last_],
+                                     static_cast<Position>(offsets[1] + column * call_.index_strides[2 + last_])});
+                }
+            });
+    }
+
+    // Of one window: its data are taps_ away from x and, in the first lane's plane, from the one with this index.
+    void find_maxima(const T* x, int64_t lanes, T* y, int64_t index, int64_t* indices) {
+        const Tap *const first = taps_.data(), *const end = first + taps_.size();
+        Position* const positions = positions_.data();
+        int64_t done = 0;
+        const auto find = [&](auto count, auto vector) {
+            using V = decltype(load<vector>(x));
+            using Positions = with_numbers_t<Position, V>;
+            V largest[count];
+            Positions found[count];
+            const T* const source = x + done;
+            for (int v = 0; v < count; ++v) {
+                largest[v] = load<vector>(source + first->offset + v * vector);
+                found[v] = filled<Positions>(first->position);
+            }
+            for (const Tap* tap = first + 1; tap != end; ++tap) {
+                const auto position = filled<Positions>(tap->position);
+                for (int v = 0; v < count; ++v) {
+                    const V value = load<vector>(source + tap->offset + v * vector);
+                    const auto takes_place = (largest[v] == largest[v]) & !(largest[v] >= value);
+                    largest[v] = takes_place ? value : largest[v];
+                    found[v] = takes_place ? position : found[v];
+                }
+            }
+            for (int v = 0; v < count; ++v, done += vector) {
+                store(y + done, reduction_.finish(largest[v]));
+                store(positions + done, found[v]);
+            }
+        };
+        // Each comparison waits for the last: several vectors in turns.
+        constexpr int vector = kLanes<Value>, most = ONNXPOOL_VECTOR_BYTES / 8;
+        const auto find_all = [&](auto count) {
+            while (done + count * vector <= lanes) find(count, std::integral_constant<int, vector>());
+        };
+        find_all(std::integral_constant<int, most>());
+        find_all(std::integral_constant<int, most / 2>());
+        const int64_t begin = done;
+        in_vectors<vector>(lanes - begin, [&](int64_t i, auto n) {
+            done = begin + i;
+            find(std::integral_constant<int, 1>(), n);
+        });
+        const int64_t lane_step = call_.index_strides[1];
+        in_vectors<kLanes<int64_t>>(lanes, [&](int64_t i, auto n) {
+            const auto found = convert<int64_t>(load<n>(positions + i));
+            store(indices + i, found + (index + lane_step * (i + counting<decltype(found)>())));
+        });
+    }
+
+    const Call& call_;
+    const int last_;
+    const Max<T> reduction_{call_.parameters};
+    const std::vector<AxisTable> tables_;
+    std::vector<Tap> taps_;
+    Buffer<Position> positions_;
+};
+
+// Units are rows of blocks of channels.
+template <class T>
+void forward_lane_maxima(const Call& call, int64_t begin, int64_t end) {
+    LaneMaxima<T> maxima(call);
+    RowPosition position(call, begin, output_size);
+    for (int64_t unit = begin; unit < end; ++unit, position.advance()) maxima.compute(position);
+}
