@@ -88,32 +88,31 @@ const Largest<A>& combiner_of(const Largest<A>& reduction) {
 }
 
 // put(i, taps[0][i] + taps[1][i] + ... + taps[count - 1][i]) for 0 <= i < size and the combiner's "+", from left to
-// right. There is at least one tap. Where kLooksAhead, memory is asked for what the last two will be read for next.
-template <bool kLooksAhead = false, class Combiner, class Take, class Put>
+// right. There is at least one tap. Memory is asked for what those of `ahead`, kAhead of them, will be read for next.
+template <int kAhead = 0, class Combiner, class Take, class Put>
 inline void combine_taps(const Combiner& combiner, const typename Take::Source* const* taps, int64_t count,
-                         int64_t size, const Take& take, const Put& put) {
+                         int64_t size, const Take& take, const Put& put,
+                         const typename Take::Source* const* ahead = nullptr) {
     constexpr int lanes = kLanes<typename Combiner::Accumulator>;
     const auto *tap0 = taps[0], *tap1 = taps[count > 1 ? 1 : 0], *tap2 = taps[count > 2 ? 2 : 0];
-    const auto *last = taps[count - 1], *second_last = taps[count > 1 ? count - 2 : 0];
-    const auto look_ahead_of_last = [&](int64_t i) {
-        if constexpr (kLooksAhead) {
-            look_ahead<2048>(last + i);
-            look_ahead<2048>(second_last + i);
-        }
+    const typename Take::Source* kept_ahead[kAhead + 1];
+    std::copy_n(ahead, kAhead, kept_ahead);
+    const auto ask_for_next = [&](int64_t i) {
+        for (int k = 0; k < kAhead; ++k) look_ahead<2048>(kept_ahead[k] + i);
     };
     if (count == 1) {
         in_vectors<lanes>(size, [&](int64_t i, auto n) {
-            look_ahead_of_last(i);
+            ask_for_next(i);
             put(i, take(load<n>(tap0 + i), 0));
         });
     } else if (count == 2) {
         in_vectors<lanes>(size, [&](int64_t i, auto n) {
-            look_ahead_of_last(i);
+            ask_for_next(i);
             put(i, combiner.combine(take(load<n>(tap0 + i), 0), take(load<n>(tap1 + i), 1)));
         });
     } else {
         in_vectors<lanes>(size, [&](int64_t i, auto n) {
-            look_ahead_of_last(i);
+            ask_for_next(i);
             auto sum = combiner.combine(take(load<n>(tap0 + i), 0), take(load<n>(tap1 + i), 1));
             sum = combiner.combine(sum, take(load<n>(tap2 + i), 2));
             for (int64_t tap = 3; tap < count; ++tap) sum = combiner.combine(sum, take(load<n>(taps[tap] + i), tap));

@@ -378,10 +378,18 @@ private:
             const int64_t size = one_run ? columns * lanes_ : lanes_;
             const auto keep = keep_columns(reduction_, target, begin + column, 0);
             const auto& combiner = combiner_of(reduction_);
+            // The last two rows are new for the windows that come next; with more axes, those one step along the third
+            // last before them, too.
+            const auto last = [&](int64_t row) { return shifted[std::max<int64_t>(0, count - row)]; };
+            const int64_t rows_in_step = rank_ > 1 ? taps_[rank_ - 2].count : 1;
+            const typename Take::Source* const ahead[] = {last(1), last(2), last(rows_in_step + 1),
+                                                          last(rows_in_step + 2)};
             if (new_rows_ == 1) {
                 combine_taps(combiner, shifted.data(), count, size, take, keep);
+            } else if (rank_ < 3) {
+                combine_taps<2>(combiner, shifted.data(), count, size, take, keep, ahead);
             } else {
-                combine_taps<true>(combiner, shifted.data(), count, size, take, keep);
+                combine_taps<4>(combiner, shifted.data(), count, size, take, keep, ahead);
             }
             for (auto& row : shifted) row += x_step;
         }
