@@ -64,6 +64,8 @@ WINDOWS = [
     ((1, 600, 5, 6), {"kernel_shape": [2, 3], "pads": [1, 0, 0, 2]}),
     ((1, 270, 7, 9), {"kernel_shape": [5, 3], "strides": [2, 1], "pads": [2, 0, 1, 1]}),
     ((1, 140, 9, 23), {"kernel_shape": [2, 3], "strides": [2, 3], "dilations": [1, 2]}),
+    ((2, 27, 23, 20), {"kernel_shape": [8, 2], "strides": [1, 2], "dilations": [1, 3], "pads": [0, 1, 1, 2]}),
+    ((1, 9, 16, 12), {"kernel_shape": [5, 2], "strides": [1, 2], "dilations": [1, 3], "pads": [1, 1, 0, 2]}),
     ((1, 75, 12, 11), {"kernel_shape": [7, 7], "pads": [3, 3, 3, 3]}),
     ((1, 20, 9, 35), {"kernel_shape": [3, 2], "strides": [3, 2], "dilations": [1, 3]}),
     ((1, 5, 17, 71), {"kernel_shape": [3, 12], "strides": [1, 2], "pads": [3, 22, 3, 1], "dilations": [2, 3]}),

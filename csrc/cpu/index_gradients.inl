@@ -353,7 +353,7 @@ void backward_scattered_planes(const Call& call, int64_t begin, int64_t end) {
     constexpr int64_t prefetched_bytes = 1 << 15;  // of a unit's gradients: not if caches hold little else
     const Geometry& geometry = call.geometry;
     const int64_t size = plane_size(geometry, input_size), windows = plane_size(geometry, output_size);
-    const bool reads_ahead = kPlanes > 1 && static_cast<int64_t>(sizeof(T)) * kPlanes * size <= prefetched_bytes;
+    const bool fits = kPlanes > 1 && static_cast<int64_t>(sizeof(T)) * kPlanes * size <= prefetched_bytes;
     const int64_t elements_per_window = ceil_div(size, std::max<int64_t>(1, windows));
     Buffer<Accumulator> buffer(in_place ? 0 : kPlanes * size);
     for (int64_t unit = begin; unit < end; ++unit) {
@@ -385,7 +385,7 @@ void backward_scattered_planes(const Call& call, int64_t begin, int64_t end) {
         constexpr std::integral_constant<int, 1> one;
         if (planes < kPlanes) {
             for (int64_t p = 0; p < planes; ++p) scatter(p, one, std::false_type());
-        } else if (reads_ahead) {
+        } else if (fits) {
             scatter(0, all, std::true_type());
         } else {
             scatter(0, all, std::false_type());

@@ -265,12 +265,12 @@ private:
             }
             const bool in_place = is_in_place<Take>(count, taps.count);
             auto [run, period] = runs_.at(output);
-            const int64_t last = last_column(output, period);
-            if (!in_place && (taps.begin < buffer_begin || last >= buffer_end)) {
+            const Columns needed = columns_of(output, period);
+            if (!in_place && (needed.begin < buffer_begin || needed.end > buffer_end)) {
                 // A later window with dilation may begin a little earlier.
-                buffer_begin = std::max<int64_t>(0, taps.begin - axis_.step + 1);
-                buffer_end = std::min(axis_.input,
-                                      std::max(last + 1, buffer_begin + std::max(room_, 4 * (last + 1 - taps.begin))));
+                buffer_begin = std::max<int64_t>(0, needed.begin - axis_.step + 1);
+                buffer_end = std::min(
+                    axis_.input, std::max(needed.end, buffer_begin + std::max(room_, 4 * (needed.end - needed.begin))));
                 fill_buffer(rows, count, buffer_begin, buffer_end, x_step, take);
             }
             const int64_t available = in_place ? axis_.input : buffer_end;
@@ -281,7 +281,7 @@ private:
             };
             for (int64_t window = output; window < output + period; ++window) {
                 const int64_t step = step_from(window);
-                if (step > 0) run = std::min(run, quotient(available - 1 - last_column(window, 1), step) + 1);
+                if (step > 0) run = std::min(run, quotient(available - columns_of(window, 1).end, step) + 1);
             }
             for (int64_t first = output; first < output + period; ++first) {
                 const Range& window = axis_.taps[first];
@@ -306,14 +306,19 @@ private:
         return quotient(bytes, static_cast<int64_t>(sizeof(Accumulator)) * lanes_);
     }
 
-    // The last one that any of so many windows needs.
-    int64_t last_column(int64_t output, int64_t windows) const {
-        int64_t last = 0;
+    struct Columns {
+        int64_t begin, end;
+    };
+
+    // Those that any of so many windows needs; all of them have data. One that comes later may begin earlier.
+    Columns columns_of(int64_t output, int64_t windows) const {
+        Columns columns{axis_.input, 0};
         for (int64_t end = output + windows; output < end; ++output) {
             const Range& taps = axis_.taps[output];
-            last = std::max(last, taps.begin + (taps.count - 1) * taps.step);
+            columns.begin = std::min(columns.begin, taps.begin);
+            columns.end = std::max(columns.end, taps.begin + (taps.count - 1) * taps.step + 1);
         }
-        return last;
+        return columns;
     }
 
     // Whether windows of so many rows and columns are computed without a buffer for what rows combine to. One row whose
