@@ -185,6 +185,33 @@ def test_windows_of_unusual_data(operator, shape, attributes, kind, device):
             assert torch.equal(indices, expected_indices), name
 
 
+def random_window(rng: np.random.Generator) -> tuple[tuple[int, ...], dict[str, list[int]]]:
+    """Strides, dilations and pads along all axes; rows and channels enough for vectors."""
+    rank = int(rng.integers(1, 4))
+    spatial = rng.integers(10, 13 if rank == 3 else 25, rank).tolist()
+    attributes = {
+        "kernel_shape": (1, 5, rank),
+        "strides": (1, 4, rank),
+        "dilations": (1, 4, rank),
+        "pads": (0, 3, 2 * rank),
+    }
+    channels = int(rng.choice([3, 9, 20, 40]))
+    return (1, channels, *spatial), {name: rng.integers(*bounds).tolist() for name, bounds in attributes.items()}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_windows(seed, device):
+    """Gradients as well."""
+    rng = np.random.default_rng(seed)
+    for _ in range(10):
+        shape, attributes = random_window(rng)
+        for operator in WINDOWED:
+            try:
+                check(Case(operator, shape, attributes), "float64", device)
+            except Exception as error:
+                raise AssertionError(f"{operator} {shape} {attributes}") from error
+
+
 def test_counted_padding(device):
     for shape, attributes in WINDOWS:
         if "pads" in attributes:
