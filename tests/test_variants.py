@@ -73,6 +73,8 @@ WINDOWS = [
     ((1, 1, 5, 300), {"kernel_shape": [2, 17], "strides": [1, 3], "dilations": [1, 2]}),
     ((1, 2, 9000), {"kernel_shape": [3], "strides": [2], "pads": [1, 1]}),
     ((2, 3, 32), {"kernel_shape": [11], "dilations": [3], "pads": [4, 4]}),
+    ((2, 12, 9), {"kernel_shape": [5], "dilations": [2], "pads": [1, 0]}),
+    ((1, 20, 6, 33), {"kernel_shape": [2, 9], "dilations": [1, 4], "pads": [0, 3, 0, 0]}),
     ((1, 2, 700), {"kernel_shape": [13], "dilations": [3], "pads": [40, 40]}),
     ((1, 1, 90, 200), {"kernel_shape": [7, 7], "strides": [1, 1], "dilations": [3, 1]}),
     ((1, 8, 6, 20, 24), {"kernel_shape": [3, 3, 3], "strides": [2, 1, 2], "pads": [1, 1, 1, 0, 1, 1]}),

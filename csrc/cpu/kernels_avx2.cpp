@@ -16,6 +16,8 @@
 #define ONNXPOOL_ISA avx2
 #include "kernels.inl"
 
+#include "find_plans.inl"
+
 #if defined(__clang__)
 #pragma clang attribute pop
 #else

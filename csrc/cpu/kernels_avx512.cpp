@@ -18,6 +18,8 @@
 #define ONNXPOOL_ISA avx512
 #include "kernels.inl"
 
+#include "find_plans.inl"
+
 #if defined(__clang__)
 #pragma clang attribute pop
 #else

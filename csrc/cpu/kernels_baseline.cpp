@@ -4,3 +4,5 @@
 #define ONNXPOOL_VECTOR_BYTES 16
 #define ONNXPOOL_ISA baseline
 #include "kernels.inl"
+
+#include "find_plans.inl"

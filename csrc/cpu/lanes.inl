@@ -103,17 +103,18 @@ private:
     std::vector<const Accumulator*> rows_;
 };
 
-// Along an axis, the windows that follow each other with as many taps, the same factor and at the same distance.
+// Along an axis, the windows that follow each other with as many taps, the same factor and at the same distance, which
+// is not backwards: with dilation, an element's first window may come before that of the element before it.
 class RunsOfWindows {
 public:
     explicit RunsOfWindows(const AxisTable& axis) : period_(axis.period), alike_(axis.output, 1) {
         for (int64_t output = axis.output - 1 - period_; output >= 0; --output) {
             const int64_t next = output + period_;
             const Range &taps = axis.taps[output], &next_taps = axis.taps[next];
-            const bool is_alike =
-                taps.count > 0 && taps.count == next_taps.count && axis.factors[output] == axis.factors[next];
-            if (!is_alike) continue;
             const int64_t step = next_taps.begin - taps.begin;
+            const bool is_alike = taps.count > 0 && taps.count == next_taps.count &&
+                                  axis.factors[output] == axis.factors[next] && step >= 0;
+            if (!is_alike) continue;
             const bool goes_on = alike_[next] > 1 && axis.taps[next + period_].begin - next_taps.begin == step;
             alike_[output] = goes_on ? alike_[next] + 1 : 2;
         }

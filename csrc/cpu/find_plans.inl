@@ -1,0 +1,75 @@
+// From run-time to compile-time types. After kernels.inl, in the same files.
+
+namespace onnxpool::cpu::ONNXPOOL_ISA {
+
+template <class R>
+constexpr Plans plans_of() {
+    return {plan_forward_of<R>, plan_backward_of<R>};
+}
+
+template <template <class> class R>
+Plans for_floating_point(ElementType type) {
+    switch (type) {
+        case ElementType::kFloat16:
+            return plans_of<R<Half>>();
+        case ElementType::kBFloat16:
+            return plans_of<R<BFloat16>>();
+        case ElementType::kFloat32:
+            return plans_of<R<float>>();
+        case ElementType::kFloat64:
+            return plans_of<R<double>>();
+        default:
+            return {};
+    }
+}
+
+template <template <class> class R>
+Plans for_bytes(ElementType type) {
+    switch (type) {
+        case ElementType::kInt8:
+            return plans_of<R<int8_t>>();
+        case ElementType::kUInt8:
+            return plans_of<R<uint8_t>>();
+        default:
+            return {};
+    }
+}
+
+template <class T>
+using L1Norm = LpNorm<T, 1>;
+template <class T>
+using L2Norm = LpNorm<T, 2>;
+template <class T>
+using L3Norm = LpNorm<T, 3>;
+template <class T>
+using L4Norm = LpNorm<T, 4>;
+template <class T>
+using AnyNorm = LpNorm<T>;
+
+Plans for_norm(ElementType type, double p) {
+    if (p == 1) return for_floating_point<L1Norm>(type);
+    if (p == 2) return for_floating_point<L2Norm>(type);
+    if (p == 3) return for_floating_point<L3Norm>(type);
+    if (p == 4) return for_floating_point<L4Norm>(type);
+    return for_floating_point<AnyNorm>(type);
+}
+
+Plans find_plans(Reduction reduction, ElementType type, const Call& call) {
+    switch (reduction) {
+        case Reduction::kAverage:
+            return for_floating_point<Average>(type);
+        case Reduction::kLpNorm:
+            return for_norm(type, call.parameters.p);
+        case Reduction::kMax:
+            return is_byte(type) ? for_bytes<Max>(type) : for_floating_point<Max>(type);
+        case Reduction::kMaxWithIndex:
+            return is_byte(type) ? for_bytes<MaxWithIndex>(type) : for_floating_point<MaxWithIndex>(type);
+        case Reduction::kQuantizedAverage:
+            return for_bytes<QuantizedAverage>(type);
+        case Reduction::kQuantizedGlobalAverage:
+            return for_bytes<QuantizedGlobalAverage>(type);
+    }
+    return {};
+}
+
+}  // namespace onnxpool::cpu::ONNXPOOL_ISA
