@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
@@ -57,6 +58,15 @@ def race(contestants: dict[str, Sequence[Call]], seconds: float, device: str = "
                 elif turn > 0:
                     samples[name] += others
     return {name: Timing(median(taken), min(taken), len(taken)) for name, taken in samples.items()}
+
+
+def keep_freed_memory() -> None:
+    """From now on glibc gives freed memory again, rather than back to the system, whose page faults would be timed."""
+    if platform.libc_ver()[0] == "glibc":
+        mallopt = ctypes.CDLL(None).mallopt
+        trim_threshold, mmap_max = -1, -4  # as <malloc.h> numbers them
+        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(mmap_max, 0)
 
 
 def _turn(calls: Iterator[Call], seconds: float) -> list[float]:

@@ -36,6 +36,7 @@ class CannotSay(Exception):
 
 def main() -> None:
     options = _arguments()
+    harness.keep_freed_memory()
     torch.set_num_threads(options.threads)
     dtype = DTYPES[options.dtype]
     workloads = WORKLOADS if options.device == "cpu" else LARGE_WORKLOADS

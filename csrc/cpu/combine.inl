@@ -57,10 +57,15 @@ struct Finish {
     const R& reduction;
     typename R::Element* y;
     typename R::Accumulator divisor;
+    bool streams;
     template <class V>
     void operator()(int64_t i, V a) const {
         if constexpr (R::kDivides) a = a / divisor;
-        store(y + i, reduction.finish(a));
+        if (streams) {
+            store_streaming(y + i, reduction.finish(a));
+        } else {
+            store(y + i, reduction.finish(a));
+        }
     }
 };
 

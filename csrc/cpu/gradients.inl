@@ -146,14 +146,14 @@ struct FinishGradient {
     const G& gradient;
     const T* x;
     T* grad_x;
+    bool streams = false;
     template <class V>
     void operator()(int64_t i, V sum) const {
-        if (G::kNeedsData) look_ahead<8192>(x + i);
-        prefetch_written(grad_x + i);
         if constexpr (G::kNeedsData) {
-            store(grad_x + i, convert<T>(gradient.finish(sum, load<lanes_of<V>>(x + i))));
+            look_ahead<8192>(x + i);
+            store_ahead(grad_x + i, convert<T>(gradient.finish(sum, load<lanes_of<V>>(x + i))), streams);
         } else {
-            store(grad_x + i, convert<T>(gradient.finish(sum, sum)));
+            store_ahead(grad_x + i, convert<T>(gradient.finish(sum, sum)), streams);
         }
     }
 };
@@ -167,9 +167,10 @@ struct GradientResults {
     int64_t x_step;
     T* grad_x;
     int64_t step;
+    bool streams;
 
     FinishGradient<G> at(int64_t position, typename G::Accumulator) const {
-        return {gradient, x + position * x_step, grad_x + position * step};
+        return {gradient, x + position * x_step, grad_x + position * step, streams};
     }
     void fill_empty(int64_t position, int64_t lanes) const {
         std::fill_n(grad_x + position * step, lanes, static_cast<T>(0.0f));
@@ -222,9 +223,10 @@ public:
     }
 
     // A row of grad_x, the row_index-th of its plane.
-    void compute(const int64_t* outer, int64_t row_index, const T* x, int64_t x_step, T* grad_x, int64_t step) {
+    void compute(const int64_t* outer, int64_t row_index, const T* x, int64_t x_step, T* grad_x, int64_t step,
+                 bool streams = false) {
         prepare(end_of_covering_rows(coverings_, outer));
-        rows_.compute(outer, row_index, GradientResults<G>{gradient_, x, x_step, grad_x, step});
+        rows_.compute(outer, row_index, GradientResults<G>{gradient_, x, x_step, grad_x, step, streams});
     }
 
 private:
@@ -290,6 +292,7 @@ void backward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
     const int64_t block = gradient_lanes<G>(call), blocks = ceil_div(geometry.channels, block);
     const Operand &x = data_of<G>(call), &y = result_of<G>(call);
     const int64_t x_step = x.strides[1 + geometry.rank], step = call.grad_x.strides[1 + geometry.rank];
+    const bool streams = is_streamed<T>(call, call.grad_x, block);
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = unit / blocks, channel = unit % blocks * block;
         const T* x_plane = plane_at<const T>(x, image, channel);
@@ -300,9 +303,10 @@ void backward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
         for_each_row_of_plane<2>(geometry, input_size, {x.strides + 2, call.grad_x.strides + 2},
                                  [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[2]) {
                                      gradients.compute(outer, row, x_plane + offsets[0], x_step, grad_x + offsets[1],
-                                                       step);
+                                                       step, streams);
                                  });
     }
+    finish_streaming(streams);
 }
 
 // Units are groups of planes. A row of gradients is unpacked as soon as it is complete.
@@ -533,6 +537,57 @@ void backward_flat_rows(const Call& call, int64_t begin, int64_t end) {
 
 #endif
 
+// One window spans the plane of each channel, and channels are next to each other. Units are rows of elements, in the
+// order of memory.
+template <class G>
+void backward_plane_lanes(const Call& call, int64_t begin, int64_t end) {
+    using T = typename G::Element;
+    using Accumulator = typename G::Accumulator;
+    constexpr int vector = kLanes<Accumulator>;
+    constexpr int64_t few_lanes = 512;
+    const Geometry& geometry = call.geometry;
+    const int rank = geometry.rank;
+    const int64_t channels = geometry.channels, columns = geometry.axes[rank - 1].input;
+    const int64_t rows = rows_of_plane(geometry, input_size);
+    const auto divisor = static_cast<Accumulator>(plane_size(geometry, input_size));
+    const G gradient(call.parameters);
+    const Operand &x = data_of<G>(call), &y = result_of<G>(call);
+    const int64_t x_step = x.strides[1 + rank], step = call.grad_x.strides[1 + rank];
+    // Columns without anything between them are one run of lanes.
+    const bool is_one_run = x_step == channels && step == channels;
+    const int64_t most_columns = is_one_run ? std::clamp<int64_t>(quotient(few_lanes, channels), 1, columns) : 1;
+    Buffer<Accumulator> sent(most_columns * channels);
+    Buffer<T> grad_y_lanes, y_lanes;
+    const auto prepare = [&](int64_t image) {
+        const T* const grads =
+            together(plane_at<const T>(call.grad_y, image, 0), call.grad_y.strides[1], channels, grad_y_lanes);
+        const T* const results =
+            G::kNeedsData ? together(plane_at<const T>(y, image, 0), y.strides[1], channels, y_lanes) : grads;
+        in_vectors<vector>(channels, [&](int64_t i, auto n) {
+            store(sent.data() + i, gradient.prepare(load<n>(grads + i), load<n>(results + i), divisor));
+        });
+        for (int64_t column = 1; column < most_columns; ++column) {
+            std::copy_n(sent.data(), channels, sent.data() + column * channels);
+        }
+    };
+    const bool streams = is_streamed<T>(call, call.grad_x, channels);
+    int64_t prepared_image = -1;
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t image = quotient(unit, rows);
+        if (image != std::exchange(prepared_image, image)) prepare(image);
+        int64_t outer[kMaxSpatialRank];
+        find_row(geometry, input_size, unit - image * rows, outer);
+        const T* x_row = plane_at<const T>(x, image, 0) + offset_of_row(outer, x.strides, rank);
+        T* grad_x_row = plane_at<T>(call.grad_x, image, 0) + offset_of_row(outer, call.grad_x.strides, rank);
+        for (int64_t column = 0; column < columns; column += most_columns) {
+            const FinishGradient<G> finish{gradient, x_row + column * x_step, grad_x_row + column * step, streams};
+            in_vectors<vector>(std::min(most_columns, columns - column) * channels,
+                               [&](int64_t i, auto n) { finish(i, load<n>(sent.data() + i)); });
+        }
+    }
+    finish_streaming(streams);
+}
+
 // One window spans a contiguous plane. Units are planes.
 template <class G>
 void backward_planes(const Call& call, int64_t begin, int64_t end) {
@@ -543,7 +598,7 @@ void backward_planes(const Call& call, int64_t begin, int64_t end) {
     double size = 1;
     for (int a = 0; a < geometry.rank; ++a) size *= static_cast<double>(geometry.axes[a].input);
     for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t image = unit / geometry.channels, channel = unit % geometry.channels;
+        const int64_t image = quotient(unit, geometry.channels), channel = unit - image * geometry.channels;
         const auto grad_y = load<1>(plane_at<const T>(call.grad_y, image, channel));
         const auto y = load<1>(plane_at<const T>(result_of<G>(call), image, channel));
         const Accumulator sent = gradient.prepare(grad_y, y, static_cast<Accumulator>(size));

@@ -127,8 +127,7 @@ private:
             const bool fits = i + kPhases * count * kCount <= size + room;
             T* target = fits ? grad_x + i : beyond_end;
             const auto put = [&](V sum) {
-                prefetch_written(target);
-                store(target, convert<T>(sum));
+                store_ahead(target, convert<T>(sum), false);
                 target += kCount;
             };
             for (int v = 0; v < count; ++v) {
@@ -202,6 +201,7 @@ public:
           outputs_(call.geometry.axes[last_].output),
           plane_size_(plane_size(call.geometry, input_size)),
           block_(lanes_per_row(call)),
+          streams_(is_streamed<T>(call, call.grad_x, block_)),
           coverings_(covering_tables(call.geometry)),
           lane_indices_(block_) {
         int64_t strides[kMaxSpatialRank];
@@ -245,6 +245,9 @@ public:
         }
     }
 
+    // After the last row.
+    void finish() const { finish_streaming(streams_); }
+
 private:
     using Accumulator = accumulator_t<T>;
     using Position = integer_t<sizeof(Accumulator), true>;
@@ -287,9 +290,7 @@ private:
                 }
             }
             for (int v = 0; v < count; ++v) {
-                T* const target = grad_x + i + v * lanes;
-                prefetch_written(target);
-                store(target, convert<T>(sums[v]));
+                store_ahead(grad_x + i + v * lanes, convert<T>(sums[v]), streams_);
             }
         };
         constexpr std::integral_constant<int, 1> one;
@@ -305,6 +306,7 @@ private:
     const int64_t outputs_;     // of a row
     const int64_t plane_size_;  // elements
     const int64_t block_;       // lanes
+    const bool streams_;
     const std::vector<AxisTable> coverings_;
     RowTaps rows_;
     int64_t kept_ = 1;  // windows
@@ -334,6 +336,7 @@ void backward_gathered_lanes(const Call& call, int64_t begin, int64_t end) {
                                      gathered.compute(outer, row, offsets[1], grad_x + offsets[0]);
                                  });
     }
+    gathered.finish();
 }
 
 // Channels at a time: all that are next to each other where sums are added up in place.

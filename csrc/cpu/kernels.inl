@@ -330,6 +330,9 @@ Task plan_sum_gradient(const Call& call) {
     };
     if (call.channels_innermost) {
         if (x.strides[1] != 1 || call.grad_x.strides[1] != 1) return {};
+        if (spans_plane(geometry)) {
+            return task(backward_plane_lanes<G>, geometry.batch * rows_of_plane(geometry, input_size));
+        }
         return task(backward_channel_blocks<G>, geometry.batch * ceil_div(geometry.channels, gradient_lanes<G>(call)));
     }
     if (!has_dense_planes(geometry, x, input_size) || !has_dense_planes(geometry, call.grad_x, input_size)) return {};

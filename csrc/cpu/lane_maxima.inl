@@ -6,7 +6,16 @@ template <class T>
 class LaneMaxima {
 public:
     explicit LaneMaxima(const Call& call)
-        : call_(call), last_(call.geometry.rank - 1), tables_(axis_tables(call)), positions_(lanes_per_row(call)) {}
+        : call_(call),
+          last_(call.geometry.rank - 1),
+          block_(lanes_per_row(call)),
+          streams_(is_streamed<T>(call, call.y, block_) &&
+                   has_whole_lines<int64_t>(call.geometry, call.indices, block_)),
+          tables_(axis_tables(call)),
+          positions_(block_) {}
+
+    // After the last row.
+    void finish() const { finish_streaming(streams_); }
 
     // A row of results.
     void compute(const RowPosition& row) {
@@ -85,7 +94,7 @@ private:
                 }
             }
             for (int v = 0; v < count; ++v, done += vector) {
-                store(y + done, reduction_.finish(largest[v]));
+                put(y + done, reduction_.finish(largest[v]));
                 store(positions + done, found[v]);
             }
         };
@@ -104,12 +113,19 @@ private:
         const int64_t lane_step = call_.index_strides[1];
         in_vectors<kLanes<int64_t>>(lanes, [&](int64_t i, auto n) {
             const auto found = convert<int64_t>(load<n>(positions + i));
-            store(indices + i, found + (index + lane_step * (i + counting<decltype(found)>())));
+            put(indices + i, found + (index + lane_step * (i + counting<decltype(found)>())));
         });
+    }
+
+    template <class E, class V>
+    void put(E* target, V values) const {
+        streams_ ? store_streaming(target, values) : store(target, values);
     }
 
     const Call& call_;
     const int last_;
+    const int64_t block_;  // of lanes
+    const bool streams_;
     const Max<T> reduction_{call_.parameters};
     const std::vector<AxisTable> tables_;
     std::vector<Tap> taps_;
@@ -122,4 +138,5 @@ void forward_lane_maxima(const Call& call, int64_t begin, int64_t end) {
     LaneMaxima<T> maxima(call);
     RowPosition position(call, begin, output_size);
     for (int64_t unit = begin; unit < end; ++unit, position.advance()) maxima.compute(position);
+    maxima.finish();
 }

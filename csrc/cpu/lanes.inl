@@ -14,9 +14,10 @@ struct Results {
     const R& reduction;
     typename R::Element* y;
     int64_t step;
+    bool streams;
 
     Finish<R> at(int64_t output, typename R::Accumulator divisor) const {
-        return {reduction, y + output * step, divisor};
+        return {reduction, y + output * step, divisor, streams};
     }
     void fill_empty(int64_t output, int64_t lanes) const { std::fill_n(y + output * step, lanes, reduction.empty()); }
     // Whether the lanes of neighbouring positions follow each other.
@@ -461,11 +462,11 @@ private:
 // Where results go that belong to the plane at this image and channel.
 template <class R>
 Results<R> results_of(const R& reduction, const Call& call, typename R::Element* y, int64_t step, int64_t* indices,
-                      int64_t image, int64_t channel) {
+                      int64_t image, int64_t channel, [[maybe_unused]] bool streams = false) {
     if constexpr (is_keyed<R>) {
         return {reduction, y, step, indices, first_index(call, image, channel), call.index_strides[1]};
     } else {
-        return {reduction, y, step};
+        return {reduction, y, step, streams};
     }
 }
 
@@ -483,23 +484,25 @@ void forward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
     const int64_t y_step = call.y.strides[1 + geometry.rank];
     LaneRows<R> rows = rows_of_windows(reduction, call);
     const int64_t block = lanes_per_block(call), blocks = ceil_div(geometry.channels, block);
+    const bool streams = is_streamed<T>(call, call.y, block);
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = unit / blocks, channel = unit % blocks * block;
         const T* x = plane_at<const T>(call.x, image, channel);
         T* y = plane_at<T>(call.y, image, channel);
         rows.set_lanes(x, call.x.strides + 2, std::min(block, geometry.channels - channel));
-        for_each_row_of_plane<1>(geometry, output_size, {call.y.strides + 2},
-                                 [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[1]) {
-                                     T* y_row = y + offsets[0];
-                                     rows.compute(outer, row,
-                                                  results_of(reduction, call, y_row, y_step, nullptr, image, channel));
-                                     if constexpr (may_leave_range<R>) {
-                                         rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
-                                             y_row[output * y_step + lane] = rescaled_norm<T>(call, taps, x + lane);
-                                         });
-                                     }
-                                 });
+        for_each_row_of_plane<1>(
+            geometry, output_size, {call.y.strides + 2},
+            [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[1]) {
+                T* y_row = y + offsets[0];
+                rows.compute(outer, row, results_of(reduction, call, y_row, y_step, nullptr, image, channel, streams));
+                if constexpr (may_leave_range<R>) {
+                    rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
+                        y_row[output * y_step + lane] = rescaled_norm<T>(call, taps, x + lane);
+                    });
+                }
+            });
     }
+    finish_streaming(streams);
 }
 
 // Units are rows of such blocks.
@@ -510,6 +513,7 @@ void forward_channels(const Call& call, int64_t begin, int64_t end) {
     const int rank = call.geometry.rank;
     const int64_t y_step = call.y.strides[1 + rank];
     LaneRows<R> rows = rows_of_windows(reduction, call);
+    const bool streams = is_streamed<T>(call, call.y, lanes_per_row(call));
     const T* current = nullptr;
     RowPosition position(call, begin, output_size);
     for (int64_t unit = begin; unit < end; ++unit, position.advance()) {
@@ -519,11 +523,12 @@ void forward_channels(const Call& call, int64_t begin, int64_t end) {
         if (x != current) rows.set_lanes(x, call.x.strides + 2, position.lanes);
         current = x;
         rows.compute(position.outer, 0,
-                     results_of(reduction, call, y, y_step, indices, position.image, position.channel));
+                     results_of(reduction, call, y, y_step, indices, position.image, position.channel, streams));
         if constexpr (may_leave_range<R>) {
             rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
                 y[output * y_step + lane] = rescaled_norm<T>(call, taps, x + lane);
             });
         }
     }
+    finish_streaming(streams);
 }

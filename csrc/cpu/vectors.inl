@@ -100,6 +100,34 @@ inline void store(T* target, V values) {
     }
 }
 
+// Past the caches, to where a vector begins at a multiple of its size. A line that is written as a whole need not be
+// read before, as it is on its way through the caches. Others see it after finish_streaming().
+template <class T, class V>
+inline void store_streaming(T* target, V values) {
+#if defined(ONNXPOOL_X86)
+    constexpr int size = lanes_of<V> * static_cast<int>(sizeof(T));
+    if constexpr (is_vector<V> && size >= 16 && size <= ONNXPOOL_VECTOR_BYTES) {
+        Vector<char, size> bytes;
+        store(reinterpret_cast<T*>(&bytes), values);
+        if constexpr (size == 16) _mm_stream_si128(reinterpret_cast<__m128i*>(target), (__m128i)bytes);
+#if defined(ONNXPOOL_FMA)
+        if constexpr (size == 32) _mm256_stream_si256(reinterpret_cast<__m256i*>(target), (__m256i)bytes);
+#endif
+#if defined(ONNXPOOL_AVX512)
+        if constexpr (size == 64) _mm512_stream_si512(reinterpret_cast<__m512i*>(target), (__m512i)bytes);
+#endif
+        return;
+    }
+#endif
+    store(target, values);
+}
+
+inline void finish_streaming([[maybe_unused]] bool streams) {
+#if defined(ONNXPOOL_X86)
+    if (streams) _mm_sfence();
+#endif
+}
+
 // Asks for these elements; there need not be any.
 template <class T>
 inline void prefetch(const T* elements, int64_t size) {
@@ -120,10 +148,15 @@ inline void look_ahead(const T* source) {
     __builtin_prefetch(source + kBytesAhead / sizeof(T));
 }
 
-// For streams of which more is written than read: stores, too, would wait for memory.
-template <class T>
-inline void prefetch_written(T* target) {
-    __builtin_prefetch(target + 8192 / sizeof(T), 1);
+// Where more is written than read, stores, too, would wait for memory.
+template <class T, class V>
+inline void store_ahead(T* target, V values, bool streams) {
+    if (streams) {
+        store_streaming(target, values);
+    } else {
+        __builtin_prefetch(target + 8192 / sizeof(T), 1);
+        store(target, values);
+    }
 }
 
 // Numbers kBegin, kBegin + 2, kBegin + 4, ... of first and second together.

@@ -170,6 +170,35 @@ inline int64_t row_reach(const Axis& axis) {
     return (axis.output - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1;
 }
 
+// Whether each line of memory belongs to one position and one block of so many channels, which are innermost.
+template <class T>
+bool has_whole_lines(const Geometry& geometry, const Operand& operand, int64_t block) {
+    constexpr int64_t bytes = 64, line = bytes / sizeof(T);
+    bool whole = reinterpret_cast<uintptr_t>(operand.data) % bytes == 0 && operand.strides[1] == 1 &&
+                 geometry.channels % line == 0 && block % line == 0;
+    for (int d = 0; d < 2 + geometry.rank; ++d) whole &= d == 1 || operand.strides[d] % line == 0;
+    return whole;
+}
+
+#if !defined(ONNXPOOL_LEAST_STREAMED_BYTES)  // tests stream less
+#define ONNXPOOL_LEAST_STREAMED_BYTES (1 << 24)
+#endif
+
+// Whether a result, Y or grad_X, is written past the caches: where they would lose it before it is read, since X and Y
+// exceed a core's share of the last one. Channels are innermost, in blocks of so many.
+template <class T>
+bool is_streamed([[maybe_unused]] const Call& call, [[maybe_unused]] const Operand& result,
+                 [[maybe_unused]] int64_t block) {
+#if defined(ONNXPOOL_X86)
+    const Geometry& geometry = call.geometry;
+    const auto positions = static_cast<double>(plane_size(geometry, input_size) + plane_size(geometry, output_size));
+    const double elements = positions * static_cast<double>(geometry.batch * geometry.channels);
+    return elements * sizeof(T) >= ONNXPOOL_LEAST_STREAMED_BYTES && has_whole_lines<T>(geometry, result, block);
+#else
+    return false;
+#endif
+}
+
 template <class R>
 constexpr bool is_norm = false;
 template <class T, int kExponent>
