@@ -61,11 +61,7 @@ struct Finish {
     template <class V>
     void operator()(int64_t i, V a) const {
         if constexpr (R::kDivides) a = a / divisor;
-        if (streams) {
-            store_streaming(y + i, reduction.finish(a));
-        } else {
-            store(y + i, reduction.finish(a));
-        }
+        store(y + i, reduction.finish(a), streams);
     }
 };
 

@@ -94,7 +94,7 @@ private:
                 }
             }
             for (int v = 0; v < count; ++v, done += vector) {
-                put(y + done, reduction_.finish(largest[v]));
+                store(y + done, reduction_.finish(largest[v]), streams_);
                 store(positions + done, found[v]);
             }
         };
@@ -113,13 +113,8 @@ private:
         const int64_t lane_step = call_.index_strides[1];
         in_vectors<kLanes<int64_t>>(lanes, [&](int64_t i, auto n) {
             const auto found = convert<int64_t>(load<n>(positions + i));
-            put(indices + i, found + (index + lane_step * (i + counting<decltype(found)>())));
+            store(indices + i, found + (index + lane_step * (i + counting<decltype(found)>())), streams_);
         });
-    }
-
-    template <class E, class V>
-    void put(E* target, V values) const {
-        streams_ ? store_streaming(target, values) : store(target, values);
     }
 
     const Call& call_;

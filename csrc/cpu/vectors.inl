@@ -122,6 +122,11 @@ inline void store_streaming(T* target, V values) {
     store(target, values);
 }
 
+template <class T, class V>
+inline void store(T* target, V values, bool streams) {
+    streams ? store_streaming(target, values) : store(target, values);
+}
+
 inline void finish_streaming([[maybe_unused]] bool streams) {
 #if defined(ONNXPOOL_X86)
     if (streams) _mm_sfence();
