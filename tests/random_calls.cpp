@@ -29,7 +29,7 @@
 #define ONNXPOOL_FMA
 #define ONNXPOOL_F16C
 #endif
-#define ONNXPOOL_LEAST_STREAMED_BYTES 20000
+#define ONNXPOOL_LEAST_STREAMED_BYTES 20000  // small results as well, where channels fill lines of memory
 #include "../csrc/cpu/kernels.inl"
 
 namespace onnxpool::cpu::ONNXPOOL_ISA {

@@ -187,16 +187,18 @@ def test_windows_of_unusual_data(operator, shape, attributes, kind, device):
             assert torch.equal(indices, expected_indices), name
 
 
-# As large as results that are written past the caches, if lines of memory hold whole positions.
+# As large as results that are written past the caches, if lines of memory hold whole positions: not those of the second
+# one, of which some channels at a time are reduced along one axis after the other.
 LARGE = [
-    ("float32", (1, 96, 150, 160), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
+    ("float32", (1, 96, 75, 80), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
     ("float32", (1, 96, 150, 160), {"kernel_shape": [9, 9], "pads": [4, 4, 4, 4]}),
+    ("float32", (1, 96, 75, 80), {"kernel_shape": [9, 9], "pads": [4, 4, 4, 4]}),
     (
         "float32",
-        (1, 544, 90, 91),
+        (1, 544, 45, 47),
         {"kernel_shape": [3, 2], "strides": [2, 2], "dilations": [1, 2], "pads": [1, 0, 1, 2]},
     ),
-    ("float16", (3, 64, 61, 40, 21), {"kernel_shape": [2, 2, 3], "strides": [1, 2, 1]}),
+    ("float16", (1, 64, 31, 40, 21), {"kernel_shape": [2, 2, 3], "strides": [1, 2, 1]}),
 ]
 
 
@@ -208,7 +210,7 @@ def test_large_results(operator, dtype, shape, attributes, device):
 
 @pytest.mark.parametrize("operator", GLOBAL)
 def test_large_planes(operator, device):
-    check(Case(operator, (1, 160, 150, 176), {}), "float32", device)
+    check(Case(operator, (1, 160, 80, 90), {}), "float32", device)
 
 
 def random_window(rng: np.random.Generator) -> tuple[tuple[int, ...], dict[str, list[int]]]:

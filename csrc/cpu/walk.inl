@@ -181,11 +181,12 @@ bool has_whole_lines(const Geometry& geometry, const Operand& operand, int64_t b
 }
 
 #if !defined(ONNXPOOL_LEAST_STREAMED_BYTES)  // tests stream less
-#define ONNXPOOL_LEAST_STREAMED_BYTES (1 << 24)
+#define ONNXPOOL_LEAST_STREAMED_BYTES (1 << 22)
 #endif
 
-// Whether a result, Y or grad_X, is written past the caches: where they would lose it before it is read, since X and Y
-// exceed a core's share of the last one. Channels are innermost, in blocks of so many.
+// Whether a result, Y or grad_X, is written past the caches: where X and Y exceed those of a core several times. Then
+// its memory comes from beyond them, and they would lose it before it is read, or something else instead. Channels are
+// innermost, in blocks of so many.
 template <class T>
 bool is_streamed([[maybe_unused]] const Call& call, [[maybe_unused]] const Operand& result,
                  [[maybe_unused]] int64_t block) {
