@@ -60,6 +60,9 @@ public:
 
     const RowTaps& taps() const { return rows_; }
 
+    // Whether vectors follow each other from the first row's first result on.
+    bool is_one_run() const { return is_one_run_; }
+
     // After a call of compute() that found some out of range: whether this one is.
     bool is_out_of_range(int64_t i) const { return reduction_.out_of_range(sums_[i]); }
 
@@ -352,12 +355,14 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     const int64_t plane_size = plane_rows * outputs;
     for (int64_t i = plane_size; i < size; ++i) divisors[i] = divisors[i - plane_size];
 
+    const bool streams = rows.is_one_run() && exceeds_caches<T>(call);
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t first = unit * together, count = std::min(together, all_rows - first);
         const Accumulator* own = any_divisors ? divisors.data() + first % plane_rows * outputs : nullptr;
         T* y = static_cast<T*>(call.y.data) + first * outputs;
         const int64_t room = (std::min(end * together, all_rows) - first - count) * outputs;  // for what comes next
-        const bool any_out_of_range = rows.compute(first, count, room, FinishEach<R>{reduction, y, own});
+        const bool any_out_of_range = rows.compute(
+            first, count, room, FinishEach<R>{reduction, y, own, streams && are_whole_lines(y, count * outputs)});
         for (int64_t i = 0; has_empty && i < count * outputs; ++i) {
             if (own[i] == 0) y[i] = reduction.empty();
         }
@@ -375,6 +380,7 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
             }
         }
     }
+    finish_streaming(streams);
 }
 
 // The reduction of one row of the input at a time.

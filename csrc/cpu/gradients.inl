@@ -503,6 +503,7 @@ void backward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     const Uncovered uncovered(geometry, tables);
 
     const int64_t columns = covered.along.outputs;
+    const bool streams = rows.is_one_run() && exceeds_caches<T>(call);
     const T *grad_y = nullptr, *y = nullptr, *x = nullptr;
     T* grad_x = nullptr;
     int64_t planes = 0, prepared = 0;
@@ -528,11 +529,14 @@ void backward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     };
     covered.for_each_group(call, begin, end, start, [&](int64_t first, int64_t count, int64_t room) {
         prepare(planes > 1 ? planes * plane_outputs : rows.taps().elements_end(first, count, covered.along.columns));
-        rows.compute(first, count, room, FinishGradient<G>{gradient, x + first * columns, grad_x + first * columns});
+        T* const target = grad_x + first * columns;
+        const bool whole = are_whole_lines(target, count * columns);
+        rows.compute(first, count, room, FinishGradient<G>{gradient, x + first * columns, target, streams && whole});
         for (int64_t row = first; uncovered.any() && row < first + count; ++row) {
             uncovered.fill(grad_x + row * columns, row % covered.in_plane);
         }
     });
+    finish_streaming(streams);
 }
 
 #endif

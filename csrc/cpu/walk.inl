@@ -170,34 +170,44 @@ inline int64_t row_reach(const Axis& axis) {
     return (axis.output - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1;
 }
 
-// Whether each line of memory belongs to one position and one block of so many channels, which are innermost.
-template <class T>
-bool has_whole_lines(const Geometry& geometry, const Operand& operand, int64_t block) {
-    constexpr int64_t bytes = 64, line = bytes / sizeof(T);
-    bool whole = reinterpret_cast<uintptr_t>(operand.data) % bytes == 0 && operand.strides[1] == 1 &&
-                 geometry.channels % line == 0 && block % line == 0;
-    for (int d = 0; d < 2 + geometry.rank; ++d) whole &= d == 1 || operand.strides[d] % line == 0;
-    return whole;
-}
-
 #if !defined(ONNXPOOL_LEAST_STREAMED_BYTES)  // tests stream less
 #define ONNXPOOL_LEAST_STREAMED_BYTES (1 << 22)
 #endif
 
-// Whether a result, Y or grad_X, is written past the caches: where X and Y exceed those of a core several times. Then
-// its memory comes from beyond them, and they would lose it before it is read, or something else instead. Channels are
-// innermost, in blocks of so many.
+// Whether a result, Y or grad_X, had better be written past the caches: X and Y exceed those of a core several times.
+// Then its memory comes from beyond them, and they would lose it before it is read, or something else instead.
 template <class T>
-bool is_streamed([[maybe_unused]] const Call& call, [[maybe_unused]] const Operand& result,
-                 [[maybe_unused]] int64_t block) {
+bool exceeds_caches([[maybe_unused]] const Call& call) {
 #if defined(ONNXPOOL_X86)
     const Geometry& geometry = call.geometry;
     const auto positions = static_cast<double>(plane_size(geometry, input_size) + plane_size(geometry, output_size));
     const double elements = positions * static_cast<double>(geometry.batch * geometry.channels);
-    return elements * sizeof(T) >= ONNXPOOL_LEAST_STREAMED_BYTES && has_whole_lines<T>(geometry, result, block);
+    return elements * sizeof(T) >= ONNXPOOL_LEAST_STREAMED_BYTES;
 #else
     return false;
 #endif
+}
+
+// Whether these elements are whole lines of memory.
+template <class T>
+bool are_whole_lines(const T* elements, int64_t size) {
+    constexpr int64_t bytes = 64;
+    return reinterpret_cast<uintptr_t>(elements) % bytes == 0 && size % (bytes / static_cast<int64_t>(sizeof(T))) == 0;
+}
+
+// Whether the channels of each position are, in blocks of so many, which are innermost.
+template <class T>
+bool has_whole_lines(const Geometry& geometry, const Operand& operand, int64_t block) {
+    const auto* const data = static_cast<const T*>(operand.data);
+    bool whole = operand.strides[1] == 1 && are_whole_lines(data, geometry.channels) && are_whole_lines(data, block);
+    for (int d = 0; d < 2 + geometry.rank; ++d) whole &= d == 1 || are_whole_lines(data, operand.strides[d]);
+    return whole;
+}
+
+// Whether such a result is written past the caches.
+template <class T>
+bool is_streamed(const Call& call, const Operand& result, int64_t block) {
+    return exceeds_caches<T>(call) && has_whole_lines<T>(call.geometry, result, block);
 }
 
 template <class R>
@@ -428,5 +438,8 @@ int64_t rows_together(const AlongRow& along, int64_t in_plane, int64_t all) {
     const auto row = static_cast<int64_t>(sizeof(A)) * along.phases * along.result_phases * along.pitch();
     const int64_t rows = std::max<int64_t>(1, bytes / row);
     const int64_t even = rows < in_plane ? ceil_div(in_plane, ceil_div(in_plane, rows)) : rows / in_plane * in_plane;
-    return std::clamp<int64_t>(all, 1, even);
+    // Results that are written past the caches end where a line of memory does.
+    constexpr int64_t line = 32;
+    const int64_t whole = line / std::gcd(line, along.outputs);
+    return std::clamp<int64_t>(all, 1, even > whole ? even / whole * whole : even);
 }
