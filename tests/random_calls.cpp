@@ -50,6 +50,10 @@ private:
     std::mt19937_64 engine_;
 };
 
+int64_t count_elements(const Shape& shape) {
+    return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<int64_t>());
+}
+
 enum class Layout { kWithGaps, kContiguous, kChannelsLast };
 
 // [N, C, D1, ..., Dr]; elements are numbered row-major.
@@ -65,9 +69,7 @@ public:
         elements_.resize(place(size() - 1) + 1);
     }
 
-    int64_t size() const {
-        return std::accumulate(shape_.begin(), shape_.end(), int64_t{1}, std::multiplies<int64_t>());
-    }
+    int64_t size() const { return count_elements(shape_); }
     T& operator[](int64_t number) { return elements_[place(number)]; }
     Operand operand() { return {elements_.data(), strides_.data()}; }
 
@@ -190,9 +192,8 @@ private:
     template <class R>
     void all_layouts_of(const std::string& name, double p = 2) {
         parameters_.p = p;
-        const Shape x_shape = shape_of(geometry_, input_size), y_shape = shape_of(geometry_, output_size);
-        const std::vector<float> x = random_values(random_, Tensor<char>(x_shape, Layout::kContiguous).size());
-        const std::vector<float> grad_y = random_values(random_, Tensor<char>(y_shape, Layout::kContiguous).size());
+        const std::vector<float> x = random_values(random_, count_elements(shape_of(geometry_, input_size)));
+        const std::vector<float> grad_y = random_values(random_, count_elements(shape_of(geometry_, output_size)));
         auto expected = compute<R>(name, Layout::kWithGaps, x, grad_y);
         for (const Layout layout : {Layout::kContiguous, Layout::kChannelsLast}) {
             auto actual = compute<R>(name, layout, x, grad_y);

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from cuda_emulation.build import COMPILER, SANITIZERS, run
 
-COMPILER = os.environ.get("CXX", "g++")
 SOURCE = Path(__file__).with_name("random_calls.cpp")
 CALLS = int(os.environ.get("RANDOM_CALLS", 2000))
 SEED = int(os.environ.get("RANDOM_SEED", 1))
 
-FLAGS = ["-std=c++17", "-O1", "-g1", "-ffp-contract=off", "-w", "-Wno-psabi"]
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=undefined"]
+FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-w", "-Wno-psabi", *SANITIZERS]
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]
 INSTRUCTION_SETS = {
     "baseline": [],
@@ -38,7 +37,6 @@ def test_random_calls(instruction_set, tmp_path):
     if instruction_set != "baseline" and best not in ("avx512", instruction_set):
         pytest.skip(f"this processor has no {instruction_set}")
     program = tmp_path / "random_calls"
-    options = [*FLAGS, *SANITIZERS, *INSTRUCTION_SETS[instruction_set]]
-    subprocess.run([COMPILER, *options, str(SOURCE), "-o", str(program)], check=True)
+    run([*FLAGS, *INSTRUCTION_SETS[instruction_set], str(SOURCE), "-o", str(program)])
     result = subprocess.run([str(program), str(SEED), str(CALLS)], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-10000:]
