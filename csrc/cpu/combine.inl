@@ -91,7 +91,7 @@ const Largest<A>& combiner_of(const Largest<A>& reduction) {
 
 // put(i, taps[0][i] + taps[1][i] + ... + taps[count - 1][i]) for 0 <= i < size and the combiner's "+", from left to
 // right. There is at least one tap. Memory is asked for what those of `ahead`, kAhead of them, will be read for next.
-template <int kAhead = 0, class Combiner, class Take, class Put>
+template <int kAhead = 0, int kBytesAhead = 0, class Combiner, class Take, class Put>
 inline void combine_taps(const Combiner& combiner, const typename Take::Source* const* taps, int64_t count,
                          int64_t size, const Take& take, const Put& put,
                          const typename Take::Source* const* ahead = nullptr) {
@@ -100,7 +100,7 @@ inline void combine_taps(const Combiner& combiner, const typename Take::Source* 
     const typename Take::Source* kept_ahead[kAhead + 1];
     std::copy_n(ahead, kAhead, kept_ahead);
     const auto ask_for_next = [&](int64_t i) {
-        for (int k = 0; k < kAhead; ++k) look_ahead<2048>(kept_ahead[k] + i);
+        for (int k = 0; k < kAhead; ++k) look_ahead<kBytesAhead>(kept_ahead[k] + i);
     };
     if (count == 1) {
         in_vectors<lanes>(size, [&](int64_t i, auto n) {

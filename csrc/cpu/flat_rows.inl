@@ -9,9 +9,9 @@ public:
     using T = typename R::Element;
     using Accumulator = typename R::Accumulator;
 
-    // Elements of x along the last axis follow each other.
+    // Elements of x along the last axis follow each other. Where x lies in memory, it is asked for what comes next.
     FlatRows(const R& reduction, const Call& call, const std::vector<AxisTable>& tables, const AlongRow& along,
-             int64_t most_rows)
+             int64_t most_rows, bool is_in_memory)
         : reduction_(reduction),
           call_(call),
           columns_(along.columns),
@@ -20,9 +20,9 @@ public:
           result_phases_(along.result_phases),
           pitch_(along.pitch()),
           is_one_run_(along.results_follow()),
-          prefetched_(elements_per_output_row(tables)),
           rows_(call.geometry, output_size, tables, call.x.strides + 2, along.elements_follow()) {
         prepare_taps(along, most_rows);
+        prepare_shares(is_in_memory);
     }
 
     FlatRows(const FlatRows&) = delete;  // refers to itself
@@ -103,6 +103,25 @@ protected:
         }
     }
 
+    void prepare_shares(bool is_in_memory) {
+        constexpr int64_t least_row_bytes = 3 * 64;  // what processors foresee of shorter ones is better
+        const auto rows = static_cast<int64_t>(rows_.rows.size());
+        const bool asks = is_in_memory && columns_ * static_cast<int64_t>(sizeof(T)) >= least_row_bytes;
+        const Geometry& geometry = call_.geometry;
+        int64_t extent = asks;
+        for (int a = 0; asks && a < geometry.rank; ++a) {
+            extent += (geometry.axes[a].input - 1) * call_.x.strides[2 + a];
+        }
+        for (int64_t row = 0; row <= rows; ++row) shares_.push_back(extent * row / rows);
+    }
+
+    // Asks for what will be read next, as much as these rows' share of their plane is: each part of it once, whatever
+    // their windows have in common.
+    ONNXPOOL_ASKING void ask_for_next(const T* plane, const Row* row, const Row* end) const {
+        const int64_t *const first = shares_.data() + (row - rows_.rows.data()), *const last = first + (end - row);
+        prefetch_ahead(plane + *first, *last - *first);
+    }
+
     static LaneMask lanes_between(int64_t begin, int64_t end) {
         const auto before = [](int64_t lane) { return first_lanes(std::clamp<int64_t>(lane, 0, kCount)); };
         return before(end) & ~before(begin);
@@ -140,13 +159,12 @@ protected:
                                                            int64_t begin, int64_t end, int64_t target) const {
         const int64_t* const taps = rows_.offsets.data();
         const LaneMask lanes = first_lanes(columns_);
-        const int64_t pitch = pitch_, prefetched = prefetched_;
+        const int64_t pitch = pitch_;
         Accumulator *even = phase_[0] + target, *odd = phase_[kPhases - 1] + target;
         for (; row != row_end; ++row, even += pitch, odd += pitch) {
             const auto [tap, last_tap, together] = limited(*row, begin, end);
             V sum = filled<V>(reduction_.identity());
             if (tap < last_tap) {
-                prefetch_ahead(plane + taps[last_tap - 1], prefetched);
                 sum = reduction_.lift(load_lanes<kCount>(plane + taps[tap], lanes));
                 for (int64_t i = tap + 1; i < last_tap; ++i) {
                     sum = reduction_.combine(sum, V(reduction_.lift(load_lanes<kCount>(plane + taps[i], lanes))));
@@ -166,6 +184,7 @@ protected:
         while (row != row_end) {
             const auto [tap, last_tap, together] = limited(*row, begin, end);
             const int64_t rows = std::min<int64_t>(together, row_end - row);
+            if (begin == 0) ask_for_next(plane, row, row + rows);
             if (tap < last_tap) {
                 combine_run<kPhases>(plane, rows_.offsets.data() + tap, rows_.offsets.data() + last_tap,
                                      (rows - 1) * kPhases * pitch_ + columns_, target);
@@ -183,7 +202,6 @@ protected:
     template <int kPhases>
     __attribute__((noinline)) void combine_run(const T* plane, const int64_t* first, const int64_t* end, int64_t size,
                                                int64_t target) const {
-        prefetch_ahead(plane + *(end - 1), std::max(size, prefetched_));
         Accumulator *even = phase_[0] + target, *odd = phase_[kPhases - 1] + target;
         const auto combine = [&](auto count, const auto& load_at) {
             V sums[count];
@@ -298,8 +316,8 @@ protected:
     const int64_t phases_, result_phases_;
     const int64_t pitch_;
     const bool is_one_run_;  // the results of rows follow each other as they do in phases
-    const int64_t prefetched_;
     const RowTaps rows_;
+    std::vector<int64_t> shares_;  // before each row: of a plane's elements, how many are asked for until then
     Accumulator* phase_[kMostPhases] = {};
     int64_t taps_of_phase_[kMostPhases] = {};  // of the results
     std::vector<const Accumulator*> sources_;  // of taps along the row: what the first window takes
@@ -320,7 +338,7 @@ struct RowsOfWindows {
         : along(AlongRow::of_windows(call.geometry.axes[call.geometry.rank - 1])),
           all(count_rows(call, output_size)),
           in_plane(rows_of_plane(call.geometry, output_size)),
-          together(rows_together<typename R::Accumulator>(along, in_plane, all)) {}
+          together(rows_together<typename R::Element, typename R::Accumulator>(along, in_plane, all)) {}
 };
 
 inline bool has_empty_window(const std::vector<AxisTable>& tables) {
@@ -338,7 +356,7 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     const int64_t outputs = tables.back().output;
     const RowsOfWindows<R> windows(call);
     const int64_t all_rows = windows.all, plane_rows = windows.in_plane, together = windows.together;
-    FlatRows<R> rows(reduction, call, tables, windows.along, together);
+    FlatRows<R> rows(reduction, call, tables, windows.along, together, true);
 
     const bool has_empty = has_empty_window(tables);
     // Those of a plane, and again until rows that are done together find theirs in one run.
@@ -355,7 +373,8 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     const int64_t plane_size = plane_rows * outputs;
     for (int64_t i = plane_size; i < size; ++i) divisors[i] = divisors[i - plane_size];
 
-    const bool streams = rows.is_one_run() && exceeds_caches<T>(call);
+    // What is written past the caches had better be written once: empty windows are filled afterwards.
+    const bool streams = rows.is_one_run() && exceeds_caches<T>(call) && !has_empty;
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t first = unit * together, count = std::min(together, all_rows - first);
         const Accumulator* own = any_divisors ? divisors.data() + first % plane_rows * outputs : nullptr;
@@ -403,7 +422,7 @@ class FlatMaxima : FlatRows<RowByRow<Max<T>>> {
 public:
     FlatMaxima(const RowByRow<Max<T>>& reduction, const Call& call, const std::vector<AxisTable>& tables,
                const RowsOfWindows<Max<T>>& windows)
-        : Rows(reduction, call, tables, windows.along, windows.together),
+        : Rows(reduction, call, tables, windows.along, windows.together, true),
           plane_size_(windows.in_plane * this->outputs_),
           table_size_(plane_size_ + windows.together * this->outputs_ + kCount) {
         this->sums_.resize(windows.together * this->outputs_ + kCount);

@@ -431,8 +431,8 @@ void backward_rows(const Call& call, int64_t begin, int64_t end) {
     }
 }
 
-// The rows of elements that the windows of a call cover.
-template <class A>
+// The rows of elements of type T that the windows of a call cover, with accumulators of type A.
+template <class T, class A>
 struct RowsOfCoverings {
     const AlongRow along;
     const int64_t in_plane;
@@ -442,8 +442,8 @@ struct RowsOfCoverings {
     explicit RowsOfCoverings(const Call& call)
         : along(AlongRow::of_coverings(call.geometry.axes[call.geometry.rank - 1])),
           in_plane(rows_of_plane(call.geometry, input_size)),
-          planes(std::max<int64_t>(1, rows_together<A>(along, in_plane, count_rows(call, input_size)) / in_plane)),
-          together(rows_together<A>(along, in_plane, planes * in_plane)) {}
+          planes(std::max<int64_t>(1, rows_together<T, A>(along, in_plane, count_rows(call, input_size)) / in_plane)),
+          together(rows_together<T, A>(along, in_plane, planes * in_plane)) {}
 
     // Units are such planes: start(first plane, how many), and then for each group of their rows visit(first row, how
     // many, room): behind them there is room for elements, of which the next groups are made.
@@ -472,7 +472,7 @@ void backward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     using Accumulator = typename G::Accumulator;
     const Geometry& geometry = call.geometry;
     const int last = geometry.rank - 1;
-    const RowsOfCoverings<Accumulator> covered(call);
+    const RowsOfCoverings<T, Accumulator> covered(call);
     const G gradient(call.parameters);
     const GradientSum<Accumulator> sum;
 
@@ -488,7 +488,7 @@ void backward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     Call sums(mirrored, call.parameters);
     sums.x = {sent.data(), strides};
     const std::vector<AxisTable> tables = covering_tables(geometry);
-    FlatRows<GradientSum<Accumulator>> rows(sum, sums, tables, covered.along, covered.together);
+    FlatRows<GradientSum<Accumulator>> rows(sum, sums, tables, covered.along, covered.together, false);
 
     if (!G::kNeedsData) {
         const std::vector<AxisTable> windows = axis_tables(call);
@@ -503,7 +503,8 @@ void backward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     const Uncovered uncovered(geometry, tables);
 
     const int64_t columns = covered.along.outputs;
-    const bool streams = rows.is_one_run() && exceeds_caches<T>(call);
+    // What is written past the caches had better be written once: elements without windows are filled afterwards.
+    const bool streams = rows.is_one_run() && exceeds_caches<T>(call) && !uncovered.any();
     const T *grad_y = nullptr, *y = nullptr, *x = nullptr;
     T* grad_x = nullptr;
     int64_t planes = 0, prepared = 0;

@@ -17,7 +17,7 @@ public:
     using Accumulator = accumulator_t<T>;
     using Position = integer_t<sizeof(Accumulator), true>;
 
-    GatheredRows(const Call& call, const RowsOfCoverings<Accumulator>& covered)
+    GatheredRows(const Call& call, const RowsOfCoverings<T, Accumulator>& covered)
         : elements_(covered.along.outputs),
           windows_(covered.along.columns),
           results_follow_(covered.along.results_follow()) {
@@ -174,7 +174,7 @@ private:
 // Units are some planes that follow each other.
 template <class T>
 void backward_gathered_rows(const Call& call, int64_t begin, int64_t end) {
-    const RowsOfCoverings<accumulator_t<T>> covered(call);
+    const RowsOfCoverings<T, accumulator_t<T>> covered(call);
     GatheredRows<T> gathered(call, covered);
     const int64_t size = plane_size(call.geometry, input_size), windows = plane_size(call.geometry, output_size);
     T* grad_x = nullptr;

@@ -339,7 +339,8 @@ Task plan_sum_gradient(const Call& call) {
     if (spans_plane(geometry)) return task(backward_planes<G>, planes);
 #if defined(ONNXPOOL_AVX512)
     if (has_flat_gradients<G>(call)) {
-        return task(backward_flat_rows<G>, ceil_div(planes, RowsOfCoverings<typename G::Accumulator>(call).planes));
+        return task(backward_flat_rows<G>,
+                    ceil_div(planes, RowsOfCoverings<typename G::Element, typename G::Accumulator>(call).planes));
     }
 #endif
     const bool in_order = has_planes_in_order(geometry, x, input_size) &&
@@ -401,7 +402,7 @@ Task plan_index_gradient(const Call& call) {
                                                          : by_planes(backward_scattered_planes<T, together>, together);
         }
         if (has_rows_to_gather<T>(geometry)) {
-            return by_planes(backward_gathered_rows<T>, RowsOfCoverings<accumulator_t<T>>(call).planes);
+            return by_planes(backward_gathered_rows<T>, RowsOfCoverings<T, accumulator_t<T>>(call).planes);
         }
     }
     const int64_t block = index_lanes<T>(call);

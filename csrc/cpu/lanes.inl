@@ -379,7 +379,6 @@ private:
         auto& shifted = sources<Take>();
         shifted.assign(rows, rows + count);
         for (auto& row : shifted) row += begin * x_step;
-        if (new_rows_ == 1) prefetch_ahead(shifted[count - 1], columns * x_step);
         for (int64_t column = 0; column < (one_run ? 1 : columns); ++column) {
             Accumulator* target = buffer_.data() + column * lanes_;
             const int64_t size = one_run ? columns * lanes_ : lanes_;
@@ -392,11 +391,11 @@ private:
             const typename Take::Source* const ahead[] = {last(1), last(2), last(rows_in_step + 1),
                                                           last(rows_in_step + 2)};
             if (new_rows_ == 1) {
-                combine_taps(combiner, shifted.data(), count, size, take, keep);
+                combine_taps<1, 8192>(combiner, shifted.data(), count, size, take, keep, ahead);
             } else if (rank_ < 3) {
-                combine_taps<2>(combiner, shifted.data(), count, size, take, keep, ahead);
+                combine_taps<2, 2048>(combiner, shifted.data(), count, size, take, keep, ahead);
             } else {
-                combine_taps<4>(combiner, shifted.data(), count, size, take, keep, ahead);
+                combine_taps<4, 2048>(combiner, shifted.data(), count, size, take, keep, ahead);
             }
             for (auto& row : shifted) row += x_step;
         }

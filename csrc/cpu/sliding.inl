@@ -127,7 +127,7 @@ private:
             V element[kVectors];
             for (int v = 0; v < kVectors; ++v) {
                 element[v] = take(load<kCount>(x + v * kCount), 0);
-                __builtin_prefetch(x + v * kCount + block_ * x_step);  // too far apart for processors to foresee
+                prefetch(x + v * kCount + block_ * x_step, 1);  // too far apart for processors to foresee
                 prefix[v] = combiner_.combine(prefix[v], element[v]);
             }
             for (; window != end_window && window->last == i; ++window) {

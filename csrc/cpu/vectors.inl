@@ -133,24 +133,31 @@ inline void finish_streaming([[maybe_unused]] bool streams) {
 #endif
 }
 
+// The cache that memory is asked into. The first one can wait for few lines at a time, and loads that miss it need
+// those places: what is asked for long before it is needed had better go to the second one, which waits for many.
+enum Cache { kFirst = 3, kSecond = 2 };  // as __builtin_prefetch has it
+
+// Compilers leave out calls of functions that do nothing but ask.
+#define ONNXPOOL_ASKING __attribute__((always_inline)) inline
+
 // Asks for these elements; there need not be any.
 template <class T>
-inline void prefetch(const T* elements, int64_t size) {
+ONNXPOOL_ASKING void prefetch(const T* elements, int64_t size) {
     constexpr int64_t line = 64 / sizeof(T);
-    for (int64_t i = 0; i < size; i += line) __builtin_prefetch(elements + i);
+    for (int64_t i = 0; i < size; i += line) __builtin_prefetch(elements + i, 0, kSecond);
 }
 
-// Asks for as many elements as the next row of windows will need for the first time: of rows that are read in turns,
-// and end anywhere in a vector, processors foresee less.
+// Asks for what comes some way behind these elements. To be done for all of them that are read: processors foresee what
+// is read next from what they miss, and miss little then.
 template <class T>
-inline void prefetch_ahead(const T* row, int64_t size) {
-    prefetch(row + 4096 / sizeof(T), size);
+ONNXPOOL_ASKING void prefetch_ahead(const T* elements, int64_t size) {
+    prefetch(elements + 6144 / sizeof(T), size);
 }
 
 // Asks for what a loop that reads here will read later.
-template <int kBytesAhead, class T>
-inline void look_ahead(const T* source) {
-    __builtin_prefetch(source + kBytesAhead / sizeof(T));
+template <int kBytesAhead, Cache kCache = kSecond, class T>
+ONNXPOOL_ASKING void look_ahead(const T* source) {
+    __builtin_prefetch(source + kBytesAhead / sizeof(T), 0, kCache);
 }
 
 // Where more is written than read, stores, too, would wait for memory.
@@ -159,7 +166,7 @@ inline void store_ahead(T* target, V values, bool streams) {
     if (streams) {
         store_streaming(target, values);
     } else {
-        __builtin_prefetch(target + 8192 / sizeof(T), 1);
+        __builtin_prefetch(target + 8192 / sizeof(T), 1, kSecond);
         store(target, values);
     }
 }

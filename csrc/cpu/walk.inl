@@ -429,17 +429,17 @@ private:
     }
 };
 
-// How many rows of the results are done together, of `all` in planes of `in_plane` each: so few that processors read
-// those of the next group while they still write this one's results; whole planes, or even parts of one, so that all
-// groups are alike.
-template <class A>
+// How many rows of results of type T, with accumulators of type A, are done together, of `all` in planes of `in_plane`
+// each: so few that processors read those of the next group while they still write this one's results; whole planes, or
+// even parts of one, so that all groups are alike.
+template <class T, class A>
 int64_t rows_together(const AlongRow& along, int64_t in_plane, int64_t all) {
     constexpr int64_t bytes = 4096;
     const auto row = static_cast<int64_t>(sizeof(A)) * along.phases * along.result_phases * along.pitch();
     const int64_t rows = std::max<int64_t>(1, bytes / row);
     const int64_t even = rows < in_plane ? ceil_div(in_plane, ceil_div(in_plane, rows)) : rows / in_plane * in_plane;
     // Results that are written past the caches end where a line of memory does.
-    constexpr int64_t line = 32;
+    constexpr int64_t line = 64 / sizeof(T);
     const int64_t whole = line / std::gcd(line, along.outputs);
-    return std::clamp<int64_t>(all, 1, even > whole ? even / whole * whole : even);
+    return std::clamp<int64_t>(all, 1, even > whole ? even / whole * whole : whole * row <= 2 * bytes ? whole : even);
 }
