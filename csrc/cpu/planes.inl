@@ -29,7 +29,7 @@ inline typename R::Accumulator reduce_contiguous(const R& reduction, const typen
     for (V& accumulators : partial) accumulators = filled<V>(reduction.identity());
     int64_t done = 0;
     const auto take_in = [&](V& accumulators) {
-        look_ahead<8192, kFirst>(x + done);  // the one run of memory that is read: nothing else needs the cache's places
+        look_ahead<8192, kFirst>(x + done);  // one run of memory: nothing else needs places
         accumulators = reduction.combine(accumulators, lift_at(reduction, load<lanes>(x + done), done));
         done += lanes;
     };
