@@ -326,21 +326,21 @@ void backward_packed(const Call& call, int64_t begin, int64_t end) {
     for (int64_t group = begin; group < end; ++group) {
         const int64_t first = group * lanes;
         const int64_t planes = std::min(lanes, geometry.batch * geometry.channels - first);
-        const auto pack = [&](const Operand& operand, int64_t offset, Buffer<T>& target, int64_t size) {
+        const auto take = [&](const Operand& operand, int64_t offset, Buffer<T>& target, int64_t size) {
             const int64_t plane_step = operand.strides[1];
-            transpose(static_cast<const T*>(operand.data) + first * plane_step + offset, plane_step, target.data(),
-                      lanes, planes, size);
+            pack(static_cast<const T*>(operand.data) + first * plane_step + offset, plane_step, planes, size,
+                 target.data(), lanes);
         };
-        pack(call.grad_y, 0, grad_y, y_size);
-        if (G::kNeedsData) pack(call.y, 0, y, y_size);
+        take(call.grad_y, 0, grad_y, y_size);
+        if (G::kNeedsData) take(call.y, 0, y, y_size);
         gradients.set_lanes(grad_y.data(), y_strides, G::kNeedsData ? y.data() : grad_y.data(), y_strides, lanes);
         for_each_row_of_plane<2>(
             geometry, input_size, {x_strides + 2, call.grad_x.strides + 2},
             [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[2]) {
-                if (G::kNeedsData) pack(call.x, offsets[0], x, columns);
+                if (G::kNeedsData) take(call.x, offsets[0], x, columns);
                 gradients.compute(outer, row, G::kNeedsData ? x.data() : grad_x.data(), lanes, grad_x.data(), lanes);
-                transpose(grad_x.data(), lanes, static_cast<T*>(call.grad_x.data) + first * step + offsets[1], step,
-                          columns, planes);
+                unpack(grad_x.data(), lanes, static_cast<T*>(call.grad_x.data) + first * step + offsets[1], step,
+                       planes, columns);
             });
     }
 }

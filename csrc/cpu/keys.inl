@@ -80,20 +80,6 @@ inline bool can_be_keyed(const Call& call) {
     return row_major && positions <= static_cast<double>(kMaxKeyedPositions);
 }
 
-// 0, 1, 2, ...
-template <class V, int... i>
-inline V counting(std::integer_sequence<int, i...>) {
-    return V{i...};
-}
-template <class V>
-inline V counting() {
-    if constexpr (is_vector<V>) {
-        return counting<V>(std::make_integer_sequence<int, Shape<V>::kCount>());
-    } else {
-        return 0;
-    }
-}
-
 // The accumulators of neighbouring elements, of which the first is at this position of its plane.
 template <class R, class V>
 inline auto lift_at(const R& reduction, V x, int64_t position) {

@@ -18,48 +18,65 @@ int64_t packed_planes(const Geometry& geometry, int64_t element_size) {
     return planes;
 }
 
-// Blocks of this many rows and columns are transposed in registers.
-template <class T>
-constexpr int kTransposed = std::min<int>(16, ONNXPOOL_VECTOR_BYTES / sizeof(T));
-
-// target[j * target_step + i] = source[i * source_step + j] for a block.
-template <class T>
+// target[j * target_step + i] = source[i * source_step + j] for a block of kCount rows and columns, in registers.
+template <int kCount, class T>
 inline void transpose_block(const T* source, int64_t source_step, T* target, int64_t target_step) {
-    constexpr int count = kTransposed<T>;
-    BitsVector<T, count> rows[count], shuffled[count];
+    BitsVector<T, kCount> rows[kCount], shuffled[kCount];
 #pragma GCC unroll 16
-    for (int i = 0; i < count; ++i) std::memcpy(&rows[i], source + i * source_step, sizeof(rows[i]));
-    // After log2(count) perfect shuffles rows have become columns.
+    for (int i = 0; i < kCount; ++i) std::memcpy(&rows[i], source + i * source_step, sizeof(rows[i]));
+    // After log2(kCount) perfect shuffles rows have become columns.
 #pragma GCC unroll 4
-    for (int size = count; size > 1; size /= 2) {
+    for (int size = kCount; size > 1; size /= 2) {
 #pragma GCC unroll 16
-        for (int i = 0; i < count / 2; ++i) {
-            shuffled[2 * i] = interleave<0>(rows[i], rows[i + count / 2]);
-            shuffled[2 * i + 1] = interleave<count / 2>(rows[i], rows[i + count / 2]);
+        for (int i = 0; i < kCount / 2; ++i) {
+            shuffled[2 * i] = interleave<0>(rows[i], rows[i + kCount / 2]);
+            shuffled[2 * i + 1] = interleave<kCount / 2>(rows[i], rows[i + kCount / 2]);
         }
 #pragma GCC unroll 16
-        for (int i = 0; i < count; ++i) rows[i] = shuffled[i];
+        for (int i = 0; i < kCount; ++i) rows[i] = shuffled[i];
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < count; ++i) std::memcpy(target + i * target_step, &rows[i], sizeof(rows[i]));
+    for (int i = 0; i < kCount; ++i) std::memcpy(target + i * target_step, &rows[i], sizeof(rows[i]));
+}
+
+// body(plane, position, size) for blocks of `size` planes and positions that cover all of them, in the order in which
+// planes lie in memory. The last ones may overlap. Where there are few, blocks are smaller, or single elements.
+template <int kSize, class Body>
+inline void in_blocks(int64_t planes, int64_t positions, const Body& body) {
+    if constexpr (kSize > 1) {
+        constexpr int smaller = kSize > 4 ? kSize / 2 : 1;
+        if (std::min(planes, positions) < kSize) return in_blocks<smaller>(planes, positions, body);
+    }
+    for (int64_t plane = 0; plane < planes; plane += kSize) {
+        for (int64_t position = 0; position < positions; position += kSize) {
+            body(std::min(plane, planes - kSize), std::min(position, positions - kSize),
+                 std::integral_constant<int, kSize>());
+        }
+    }
 }
 
 template <class T>
-void transpose(const T* source, int64_t source_step, T* target, int64_t target_step, int64_t rows, int64_t columns) {
-    constexpr int64_t count = kTransposed<T>;
-    if (rows < count || columns < count) {
-        for (int64_t i = 0; i < rows; ++i) {
-            for (int64_t j = 0; j < columns; ++j) target[j * target_step + i] = source[i * source_step + j];
-        }
-        return;
-    }
-    for (int64_t row = 0; row < rows; row += count) {
-        const int64_t i = std::min(row, rows - count);
-        for (int64_t column = 0; column < columns; column += count) {  // the last block may overlap
-            const int64_t j = std::min(column, columns - count);
-            transpose_block(source + i * source_step + j, source_step, target + j * target_step + i, target_step);
-        }
-    }
+constexpr int kTransposed = std::min<int>(16, ONNXPOOL_VECTOR_BYTES / sizeof(T));
+
+// Of a group of as many planes as there are lanes, or fewer, the elements at some positions become lanes. Memory is
+// asked for the same of the next group.
+template <class T>
+void pack(const T* planes, int64_t plane_step, int64_t count, int64_t positions, T* target, int64_t lanes) {
+    in_blocks<kTransposed<T>>(count, positions, [&](int64_t plane, int64_t position, auto size) {
+        const T* source = planes + plane * plane_step + position;
+        for (int i = 0; i < size; ++i) prefetch(source + (lanes + i) * plane_step, 1);
+        transpose_block<size>(source, plane_step, target + position * lanes + plane, lanes);
+    });
+}
+
+// And back.
+template <class T>
+void unpack(const T* source, int64_t lanes, T* planes, int64_t plane_step, int64_t count, int64_t positions) {
+    in_blocks<kTransposed<T>>(count, positions, [&](int64_t plane, int64_t position, auto size) {
+        T* target = planes + plane * plane_step + position;
+        for (int i = 0; i < size; ++i) prefetch(target + (lanes + i) * plane_step, 1);
+        transpose_block<size>(source + position * lanes + plane, lanes, target, plane_step);
+    });
 }
 
 // The dense strides of packed planes along their spatial axes; returns the elements of a plane.
@@ -92,7 +109,7 @@ void forward_packed(const Call& call, int64_t begin, int64_t end) {
         const int64_t first_plane = group * lanes;
         const int64_t planes = std::min(lanes, geometry.batch * geometry.channels - first_plane);
         const T* source = static_cast<const T*>(call.x.data) + first_plane * call.x.strides[1];
-        transpose(source, call.x.strides[1], x.data(), lanes, planes, x_size);
+        pack(source, call.x.strides[1], planes, x_size, x.data(), lanes);
         rows.set_lanes(x.data(), x_strides, lanes);
         for_each_row_of_plane<1>(
             geometry, output_size, {y_strides}, [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[1]) {
@@ -106,12 +123,13 @@ void forward_packed(const Call& call, int64_t begin, int64_t end) {
                     });
                 }
             });
-        const auto unpack = [&](const auto* packed, const Operand& operand) {
+        const auto put = [&](const auto& packed, const Operand& operand) {
+            using Element = typename std::decay_t<decltype(packed)>::value_type;
             const int64_t step = operand.strides[1];
-            auto* target = static_cast<std::remove_const_t<std::remove_pointer_t<decltype(packed)>>*>(operand.data);
-            transpose(packed, lanes, target + first_plane * step, step, y_size, planes);
+            unpack(packed.data(), lanes, static_cast<Element*>(operand.data) + first_plane * step, step, planes,
+                   y_size);
         };
-        unpack(y.data(), call.y);
-        if constexpr (is_keyed<R>) unpack(indices.data(), call.indices);
+        put(y, call.y);
+        if constexpr (is_keyed<R>) put(indices, call.indices);
     }
 }

@@ -27,20 +27,34 @@ inline typename R::Accumulator reduce_contiguous(const R& reduction, const typen
     using V = Vector<Accumulator, lanes>;
     V partial[vectors];
     for (V& accumulators : partial) accumulators = filled<V>(reduction.identity());
-    int64_t done = 0;
-    const auto take_in = [&](V& accumulators) {
-        look_ahead<8192, kFirst>(x + done);  // one run of memory: nothing else needs places
-        accumulators = reduction.combine(accumulators, lift_at(reduction, load<lanes>(x + done), done));
-        done += lanes;
+    const auto take_in = [&](V& accumulators, int64_t i) {
+        accumulators = reduction.combine(accumulators, lift_at(reduction, load<lanes>(x + i), i));
     };
-    while (done + kAccumulators <= size) {
-#pragma GCC unroll 32
-        for (int v = 0; v < vectors; ++v) take_in(partial[v]);
+    // Those that find room in registers at a time take in their elements of a part that stays in the first cache.
+    constexpr int kept = std::min(vectors, 8);
+    constexpr int64_t part = 2048, line = 64 / sizeof(typename R::Element);
+    const int64_t whole = size / kAccumulators * kAccumulators;
+    for (int64_t begin = 0; begin < whole; begin += part) {
+        const int64_t end = std::min(begin + part, whole);
+#pragma GCC unroll 4
+        for (int first = 0; first < vectors; first += kept) {
+            V sums[kept];
+            std::copy_n(partial + first, kept, sums);
+            for (int64_t i = begin + first * lanes; i < end; i += kAccumulators) {
+                // One run of memory: nothing else needs places in the first cache.
+                for (int j = 0; j < kept * lanes; j += line) look_ahead<8192, kFirst>(x + i + j);
+#pragma GCC unroll 8
+                for (int v = 0; v < kept; ++v) take_in(sums[v], i + v * lanes);
+            }
+            std::copy_n(sums, kept, partial + first);
+        }
     }
+    int64_t done = whole;
 #pragma GCC unroll 32
     for (int v = 0; v < vectors; ++v) {
         if (done + lanes <= size) {
-            take_in(partial[v]);
+            take_in(partial[v], done);
+            done += lanes;
         } else if (done < size) {
             const V accumulators = lift_at(reduction, load_first<lanes>(x + done, size - done), done);
             using Numbers = with_numbers_t<integer_t<sizeof(Accumulator), true>, V>;

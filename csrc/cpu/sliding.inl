@@ -60,31 +60,18 @@ public:
     template <class Take>
     void reduce(const typename Take::Source* source, int64_t source_step, const Take& take, Accumulator* target,
                 int64_t target_step, int64_t run) {
-        constexpr int lanes = kLanes<Accumulator>, pair = 2 * lanes;
-        constexpr std::integral_constant<int, lanes> vector;
-        constexpr std::integral_constant<int, 1> one;
-        constexpr std::integral_constant<int, 2> two;
-        constexpr int64_t cached = (1 << 17) / sizeof(Accumulator);
+        constexpr int64_t pair = 2 * kLanes<Accumulator>, cached = (1 << 17) / sizeof(Accumulator);
         for (int64_t output : empty_) std::fill_n(target + output * target_step, run, identity_);
         const int64_t strip = std::min(run, std::max<int64_t>(1, cached / (block_ * pair)) * pair);
-        const int64_t width = run >= pair ? pair : run >= lanes ? lanes : 1;
-        rows_.resize(ceil_div(strip, width) * width * block_);
+        rows_.resize((strip + pair) * block_);
         for (int64_t begin = 0; begin < run; begin += strip) {
-            const int64_t size = std::min(strip, run - begin);
             for (const Block& block : blocks_) {
                 Accumulator* rows = rows_.data();
-                const auto column = [&](int64_t i, auto count, auto vectors) {
+                in_columns<kLanes<Accumulator>>(std::min(strip, run - begin), [&](int64_t i, auto count, auto vectors) {
                     reduce_column<count, vectors>(block, source + begin + i, source_step, take, rows,
                                                   target + begin + i, target_step);
                     rows += count * vectors * block_;
-                };
-                if (size >= pair) {
-                    for (int64_t i = 0; i < size; i += pair) column(std::min(i, size - pair), vector, two);
-                } else if (size >= lanes) {
-                    for (int64_t i = 0; i < size; i += lanes) column(std::min(i, size - lanes), vector, one);
-                } else {
-                    for (int64_t i = 0; i < size; ++i) column(i, one, one);
-                }
+                });
             }
         }
     }
@@ -99,6 +86,26 @@ private:
         int64_t first_position, begin, end;
         size_t first_window, end_window;  // of those that end in it
     };
+
+    // column(i, lanes, vectors) for pairs of vectors that cover 0 ... size - 1, or single and then smaller ones where
+    // there is no room for a pair. The last two may overlap.
+    template <int kCount, class Column>
+    static void in_columns(int64_t size, const Column& column) {
+        constexpr int smaller = kCount >= 16 ? kCount / 4 : kCount >= 8 ? kCount / 2 : 1;
+        const auto cover = [&](auto vectors) {
+            constexpr int64_t width = kCount * vectors;
+            for (int64_t i = 0; i < size; i += width) {
+                column(std::min(i, size - width), std::integral_constant<int, kCount>(), vectors);
+            }
+        };
+        if constexpr (kCount == kLanes<Accumulator>) {
+            if (size >= 2 * kCount) return cover(std::integral_constant<int, 2>());
+        }
+        if constexpr (kCount > 1) {
+            if (size < kCount) return in_columns<smaller>(size, column);
+        }
+        cover(std::integral_constant<int, 1>());
+    }
 
     // A block's part of a few vectors next to each other. Its rows, one for each position, hold what the block before
     // has from there on, and then what this block has.

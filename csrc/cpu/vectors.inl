@@ -8,6 +8,20 @@ constexpr int kLanes = ONNXPOOL_VECTOR_BYTES / sizeof(A);
 template <class V>
 constexpr int lanes_of = is_vector<V> ? sizeof(V) / sizeof(number_t<V>) : 1;
 
+// 0, 1, 2, ...
+template <class V, int... i>
+inline V counting(std::integer_sequence<int, i...>) {
+    return V{i...};
+}
+template <class V>
+inline V counting() {
+    if constexpr (is_vector<V>) {
+        return counting<V>(std::make_integer_sequence<int, Shape<V>::kCount>());
+    } else {
+        return 0;
+    }
+}
+
 // The same number in all lanes. Not V{} + number, which would make 0 of -0.
 template <class V>
 inline V filled(number_t<V> number) {
@@ -267,14 +281,49 @@ inline V where(LaneMask lanes, V a, V b) {
 
 #endif
 
-// As load(), of the first `count` elements; the others are 0.
+#if defined(ONNXPOOL_FMA) && !defined(ONNXPOOL_AVX512)
+
+// So many bytes, fewer than kBytes; the others are 0. What is copied piece by piece could not be read at once as a
+// whole: memory is read word by word into lanes, and what is less than a word goes through a register.
+template <int kBytes>
+inline auto read_first(const char* source, int64_t bytes) {
+    using Words = Vector<int32_t, kBytes / 4>;
+    const auto whole = static_cast<int32_t>(bytes / 4);
+    const auto is_whole = counting<Words>() < whole;
+    Words words;
+    if constexpr (kBytes == 32) {
+        words = (Words)_mm256_maskload_epi32(reinterpret_cast<const int*>(source), (__m256i)is_whole);
+    } else {
+        words = (Words)_mm_maskload_epi32(reinterpret_cast<const int*>(source), (__m128i)is_whole);
+    }
+    uint32_t rest = 0;
+    const char* next = source + 4 * whole;
+    if (bytes & 2) {
+        uint16_t two;
+        std::memcpy(&two, next, 2);
+        rest = two;
+        next += 2;
+    }
+    if (bytes & 1) rest |= static_cast<uint32_t>(static_cast<uint8_t>(*next)) << 8 * (bytes & 2);
+    return counting<Words>() == whole ? Words{} + static_cast<int32_t>(rest) : words;
+}
+
+#endif
+
+// As load(), of the first `count` elements, not all of them; the others are 0.
 template <int kCount, class T>
 inline auto load_first(const T* source, int64_t count) {
 #if defined(ONNXPOOL_AVX512)
     return load_lanes<kCount>(source, first_lanes(count));
 #else
     T elements[kCount] = {};
+#if defined(ONNXPOOL_FMA)
+    constexpr int bytes = sizeof(elements);
+    const auto read = read_first<std::max(bytes, 16)>(reinterpret_cast<const char*>(source), count * sizeof(T));
+    std::memcpy(elements, &read, bytes);
+#else
     std::copy_n(source, count, elements);
+#endif
     return load<kCount>(elements);
 #endif
 }

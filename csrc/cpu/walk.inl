@@ -37,15 +37,15 @@ inline int64_t lanes_per_row(const Call& call) {
     return call.channels_innermost ? std::min(kChannelBlock, call.geometry.channels) : 1;
 }
 
-// Where whole planes are worked on: as many channels as these accumulators are enough for. Reading long runs of memory
-// is worth more than what caches hold.
+// Where whole planes are worked on: as many channels as these accumulators are enough for, but not few. Reading long
+// runs of memory is worth more than what caches hold.
 inline int64_t lanes_per_block(const Call& call, double accumulators = 1 << 19) {
     double plane = 1;
     for (int a = 0; a < call.geometry.rank; ++a) {
         plane *= static_cast<double>(std::max(call.geometry.axes[a].input, call.geometry.axes[a].output));
     }
     int64_t lanes = lanes_per_row(call);
-    while (lanes > 16 && static_cast<double>(lanes) * plane > accumulators) lanes = (lanes + 1) / 2;
+    while (lanes > 64 && static_cast<double>(lanes) * plane > accumulators) lanes = (lanes + 1) / 2;
     return lanes;
 }
 
