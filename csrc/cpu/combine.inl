@@ -71,11 +71,11 @@ struct FinishEach {
     const R& reduction;
     typename R::Element* y;
     const typename R::Accumulator* divisors;
-    bool streams = false;
+    Stores stores;
     template <class V>
     void operator()(int64_t i, V a) const {
         if constexpr (R::kDivides) a = a / load<lanes_of<V>>(divisors + i);
-        store(y + i, reduction.finish(a), streams);
+        store(y + i, reduction.finish(a), stores);
     }
 };
 

@@ -380,8 +380,10 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
         const Accumulator* own = any_divisors ? divisors.data() + first % plane_rows * outputs : nullptr;
         T* y = static_cast<T*>(call.y.data) + first * outputs;
         const int64_t room = (std::min(end * together, all_rows) - first - count) * outputs;  // for what comes next
-        const bool any_out_of_range = rows.compute(
-            first, count, room, FinishEach<R>{reduction, y, own, streams && are_whole_lines(y, count * outputs)});
+        const Stores stores = !streams                              ? Stores::kAhead
+                              : are_whole_lines(y, count * outputs) ? Stores::kStreaming
+                                                                    : Stores::kPlain;
+        const bool any_out_of_range = rows.compute(first, count, room, FinishEach<R>{reduction, y, own, stores});
         for (int64_t i = 0; has_empty && i < count * outputs; ++i) {
             if (own[i] == 0) y[i] = reduction.empty();
         }

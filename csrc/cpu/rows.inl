@@ -307,7 +307,7 @@ void forward_rows(const Call& call, int64_t begin, int64_t end) {
         if constexpr (is_keyed<R>) {
             return FinishKeys<R>{reduction, target.y, target.indices, target.first_index, 0};
         } else {
-            return FinishEach<R>{reduction, target.y, divisors.of(target.factor)};
+            return FinishEach<R>{reduction, target.y, divisors.of(target.factor), Stores::kAhead};
         }
     };
     const auto compute_again = [&](int64_t i, int64_t output) {

@@ -174,15 +174,18 @@ ONNXPOOL_ASKING void look_ahead(const T* source) {
     __builtin_prefetch(source + kBytesAhead / sizeof(T), 0, kCache);
 }
 
-// Where more is written than read, stores, too, would wait for memory.
+// Stores would wait for memory, too: it can be asked for lines that will be written, unless they will be streamed.
+enum class Stores { kPlain, kAhead, kStreaming };
+
+template <class T, class V>
+inline void store(T* target, V values, Stores stores) {
+    if (stores == Stores::kAhead) __builtin_prefetch(target + 8192 / sizeof(T), 1, kSecond);
+    store(target, values, stores == Stores::kStreaming);
+}
+
 template <class T, class V>
 inline void store_ahead(T* target, V values, bool streams) {
-    if (streams) {
-        store_streaming(target, values);
-    } else {
-        __builtin_prefetch(target + 8192 / sizeof(T), 1, kSecond);
-        store(target, values);
-    }
+    store(target, values, streams ? Stores::kStreaming : Stores::kAhead);
 }
 
 // Numbers kBegin, kBegin + 2, kBegin + 4, ... of first and second together.
