@@ -57,6 +57,11 @@ WINDOWS = [
     ((1, 40, 30, 31), {"kernel_shape": [11, 13], "pads": [5, 6, 5, 6]}),
     ((3, 24, 20, 19), {"kernel_shape": [19, 9], "pads": [9, 4, 8, 3]}),
     ((1, 33, 5, 36), {"kernel_shape": [1, 13], "pads": [1, 6, 1, 6]}),
+    ((1, 6, 21, 20), {"kernel_shape": [13, 12], "pads": [6, 6, 6, 5]}),
+    ((2, 21, 25, 9), {"kernel_shape": [9, 5], "strides": [1, 2], "pads": [4, 2, 4, 2]}),
+    ((1, 70, 90, 88), {"kernel_shape": [9, 9], "pads": [4, 4, 4, 4]}),
+    ((20, 7, 13, 6), {"kernel_shape": [9, 5], "pads": [4, 2, 4, 2]}),
+    ((70, 3, 17, 2), {"kernel_shape": [9, 2], "pads": [4, 0, 4, 1]}),
     ((2, 9, 13, 13), {"kernel_shape": [2, 2], "pads": [0, 0, 1, 1]}),
     ((5, 7, 14, 14), {"kernel_shape": [2, 2], "strides": [2, 2]}),
     ((2, 12, 18, 40), {"kernel_shape": [3, 3], "strides": [2, 2]}),
@@ -191,7 +196,7 @@ def test_windows_of_unusual_data(operator, shape, attributes, kind, device):
 # one, of which some channels at a time are reduced along one axis after the other.
 LARGE = [
     ("float32", (1, 96, 75, 80), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
-    ("float32", (1, 96, 150, 160), {"kernel_shape": [9, 9], "pads": [4, 4, 4, 4]}),
+    ("float32", (1, 72, 200, 160), {"kernel_shape": [9, 9], "pads": [4, 4, 4, 4]}),
     ("float32", (1, 96, 75, 80), {"kernel_shape": [9, 9], "pads": [4, 4, 4, 4]}),
     (
         "float32",
