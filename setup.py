@@ -22,6 +22,7 @@ import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -31,6 +32,10 @@ PYTHON_API = 0x030A0000  # the limited API of Python 3.10
 TORCH_API = "0x020a000000000000"  # the stable ABI of torch 2.10
 CUDA_ARCHITECTURES = "75 80 86 89 90 100 120"
 OLDEST_NVCC = (12, 8)  # the first for all of these
+
+# The CPU's kernels, which know nothing of torch, are compiled for each of these by itself: it takes minutes. Those that
+# take longest come first.
+REDUCTIONS = ["kLpNorm", "kMaxWithIndex", "kAverage", "kMax", "kQuantizedAverage", "kQuantizedGlobalAverage"]
 
 # No contraction to fused multiply-adds: the same bits on every instruction set and device. Nobody reads errno or the
 # flags of floating-point exceptions, which would keep loops from being vectorised.
@@ -107,24 +112,46 @@ def interface_flags(torch: Path) -> list[str]:
     return [*flags, "-std=c++17", f"-DTORCH_TARGET_VERSION={TORCH_API}"]
 
 
+class Unit(NamedTuple):
+    """A source file, compiled in one way: `variant` tells its object file from others of the same source."""
+
+    source: str
+    flags: list[str]
+    variant: str
+
+    @property
+    def object_file(self) -> str:
+        return f"{self.source}.{self.variant}.o"
+
+
+def units_of(pattern: str, flags: list[str], variant: str) -> list[Unit]:
+    return [Unit(str(path.relative_to(ROOT)), flags, variant) for path in sorted(ROOT.glob(pattern))]
+
+
 class NativeExtension(Extension):
     """An extension module with its own compiler, or the environment's if that is None."""
 
-    def __init__(self, name: str, sources: list[Path], compiler: str | None, flags: list[str], link_flags: list[str]):
-        sources = sorted(str(path.relative_to(ROOT)) for path in sources)
+    def __init__(self, name: str, units: list[Unit], compiler: str | None, link_flags: list[str]):
         native = [str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.*")]  # all for a source distribution
-        super().__init__(name, sources, depends=native, py_limited_api=True)
-        self.compiler, self.flags, self.link_flags = compiler, flags, link_flags
+        super().__init__(name, sorted({unit.source for unit in units}), depends=native, py_limited_api=True)
+        self.units, self.compiler, self.link_flags = units, compiler, link_flags
 
 
 def cpu_extension(torch: Path) -> NativeExtension:
     openmp = ["-fopenmp", "-Wno-unused-parameter"] if ABI == "aten" else []
-    csrc = ROOT / "csrc"
+    bindings = [*FLAGS, *openmp, *interface_flags(torch)]
+    kernels = [*FLAGS, "-std=c++17"]
+    units = []
+    for reduction in REDUCTIONS:
+        units += units_of("csrc/cpu/kernels_*.cpp", [*kernels, f"-DONNXPOOL_REDUCTION={reduction}"], reduction)
+    units += units_of("csrc/cpu/kernels.cpp", kernels, "any")
+    units += units_of("csrc/cpu/unpool.cpp", kernels, "any")
+    units += units_of("csrc/cpu/bindings.cpp", bindings, ABI)
+    units += units_of("csrc/*.cpp", bindings, ABI)
     return NativeExtension(
         "torch_onnxpool._C",
-        [*csrc.glob("*.cpp"), *(csrc / "cpu").glob("*.cpp")],
+        units,
         compiler=None,
-        flags=[*FLAGS, *openmp, *interface_flags(torch)],
         link_flags=[*openmp[:1], f"-L{torch / 'lib'}", "-lc10", "-ltorch", "-ltorch_cpu"],
     )
 
@@ -135,18 +162,20 @@ def cuda_extension(torch: Path, nvcc: str) -> NativeExtension:
     architectures = re.split(r"[\s,;]+", given.strip())
     targets = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in architectures]
     targets.append(f"-gencode=arch=compute_{architectures[-1]},code=compute_{architectures[-1]}")
-    host = ["-fPIC", *FLAGS, *(["-Wno-unused-parameter"] if ABI == "aten" else [])]
-    csrc = ROOT / "csrc" / "cuda"
+    flags = [
+        *(f"-Xcompiler={flag}" for flag in ["-fPIC", *FLAGS]),
+        *("-O3", "-fmad=false", "--expt-relaxed-constexpr", "--compress-mode=size", "--threads=2", *targets),
+    ]
+    bindings = [*flags, "-DUSE_CUDA", "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE", *interface_flags(torch)]
+    if ABI == "aten":
+        bindings.append("-Xcompiler=-Wno-unused-parameter")
     return NativeExtension(
         "torch_onnxpool._cuda",
-        [*csrc.glob("*.cpp"), *csrc.glob("*.cu")],
-        compiler=nvcc,
-        flags=[
-            *(f"-Xcompiler={flag}" for flag in host),
-            *("-O3", "-fmad=false", "--expt-relaxed-constexpr", "--compress-mode=size", "--threads=2", *targets),
-            *("-DUSE_CUDA", "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE"),
-            *interface_flags(torch),
+        [
+            *units_of("csrc/cuda/*.cu", [*flags, "-std=c++17"], "any"),
+            *units_of("csrc/cuda/*.cpp", bindings, ABI),
         ],
+        compiler=nvcc,
         link_flags=[
             *("-cudart=static", f"-L{Path(nvcc).parents[1] / 'lib'}", f"-L{torch / 'lib'}"),
             *("-Xlinker=--no-as-needed", "-lc10", "-ltorch", "-ltorch_cpu"),  # libtorch brings what torch has for CUDA
@@ -169,7 +198,7 @@ class Build(build_ext):
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        self.build_temp = str(ROOT / "build" / f"objects-{ABI}")  # one that pip leaves alone
+        self.build_temp = str(ROOT / "build" / "objects")  # one that pip leaves alone
 
     def run(self) -> None:
         """A checkout holds one build: nothing is left of an earlier one, which may have had more extensions."""
@@ -182,9 +211,9 @@ class Build(build_ext):
         compiler = [extension.compiler] if extension.compiler else self.compiler.compiler_so_cxx
         linker = [extension.compiler, "-shared"] if extension.compiler else self.compiler.linker_so_cxx
 
-        def compile_source(source: str) -> str:
-            output = Path(self.build_temp, source).with_suffix(".o")
-            command = [*compiler, *extension.flags, "-c", source, "-o", str(output)]
+        def compile_unit(unit: Unit) -> str:
+            output = Path(self.build_temp, unit.object_file)
+            command = [*compiler, *unit.flags, "-c", unit.source, "-o", str(output)]
             if not is_current(output, command):
                 output.parent.mkdir(parents=True, exist_ok=True)
                 self.spawn([*command, "-MD", "-MF", str(output.with_suffix(".d"))])
@@ -192,7 +221,7 @@ class Build(build_ext):
             return str(output)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compile_source, extension.sources))
+            objects = list(pool.map(compile_unit, extension.units))
         library = Path(self.get_ext_fullpath(extension.name))
         library.parent.mkdir(parents=True, exist_ok=True)
         self.spawn([*linker, *objects, *extension.link_flags, "-o", str(library)])

@@ -147,7 +147,7 @@ private:
 
     // One for each way that kernels are made for their element types, sums and exponents.
     void all_layouts_of_any_reduction() {
-        switch (random_.between(1, 12)) {
+        switch (random_.between(1, 13)) {
             case 1:
                 return all_layouts_of<Average<float>>("AveragePool");
             case 2:
@@ -170,6 +170,8 @@ private:
                 return all_layouts_of<Max<uint8_t>>("MaxPool");
             case 11:
                 return all_layouts_of<MaxWithIndex<uint8_t>>("MaxPool with Indices");
+            case 12:
+                return all_layouts_of<Max<BFloat16>>("MaxPool");
             default:
                 return all_layouts_of<QuantizedAverage<uint8_t>>("QLinearAveragePool");
         }

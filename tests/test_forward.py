@@ -25,6 +25,7 @@ from tensors import (
 
 import torch_onnxpool
 
+NAN, INF = math.nan, math.inf
 CASES_AND_TYPES = [pytest.param(case, dtype, id=f"{case}-{dtype}") for case in CASES for dtype in case.dtypes]
 
 
@@ -192,7 +193,7 @@ def test_norms_at_every_magnitude(dtype, p, device):
     assert int(ulps(y, exact).max()) <= allowed_ulps(case, dtype)
 
 
-# --- rounding to half precision, exhaustively ------------------------------------------------------------------------
+# --- half precision, exhaustively ------------------------------------------------------------------------------------
 
 
 def all_numbers(dtype: str) -> torch.Tensor:
@@ -221,9 +222,21 @@ def test_the_middle_of_two_neighbours_goes_to_the_even_one(dtype, device):
         assert torch.equal(y.flatten().cpu(), sign * wanted)
 
 
-# --- NaN and infinities ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_maximum_of_any_number_and_some_others(dtype, device):
+    """NaNs of both signs among them."""
+    numbers = all_numbers(dtype)
+    info = torch.finfo(numbers.dtype)
+    positive = torch.tensor([0.0, info.tiny, 1.5, info.max, INF, NAN], dtype=numbers.dtype)
+    others = torch.cat([positive, (positive.view(torch.int16) | -(2**15)).view(numbers.dtype)])
+    pairs = torch.stack(torch.broadcast_tensors(numbers, others[:, None]), dim=-1).to(device)  # others, numbers, 2
+    wanted = torch.maximum(pairs[..., :1], pairs[..., 1:])
+    for x in (pairs, pairs.transpose(1, 2).contiguous().transpose(1, 2), pairs.flip(-1)):
+        for y in (torch_onnxpool.max_pool(x, 2), torch_onnxpool.global_max_pool(x)):
+            torch.testing.assert_close(y, wanted, rtol=0, atol=0, equal_nan=True)
 
-NAN, INF = math.nan, math.inf
+
+# --- NaN and infinities ----------------------------------------------------------------------------------------------
 
 
 def row(*values, dtype="float32", device="cpu"):

@@ -1,4 +1,5 @@
-// From run-time to compile-time types. After kernels.inl, in the same files.
+// From run-time to compile-time types, of the reduction that ONNXPOOL_REDUCTION names: kernels take minutes to compile,
+// so that setup.py has each reduction compiled by itself. After kernels.inl, in the same files.
 
 namespace onnxpool::cpu::ONNXPOOL_ISA {
 
@@ -46,30 +47,29 @@ using L4Norm = LpNorm<T, 4>;
 template <class T>
 using AnyNorm = LpNorm<T>;
 
-Plans for_norm(ElementType type, double p) {
-    if (p == 1) return for_floating_point<L1Norm>(type);
-    if (p == 2) return for_floating_point<L2Norm>(type);
-    if (p == 3) return for_floating_point<L3Norm>(type);
-    if (p == 4) return for_floating_point<L4Norm>(type);
-    return for_floating_point<AnyNorm>(type);
+template <Reduction kReduction>
+Plans find_plans(ElementType type, [[maybe_unused]] const Call& call) {
+    if constexpr (kReduction == Reduction::kAverage) {
+        return for_floating_point<Average>(type);
+    } else if constexpr (kReduction == Reduction::kLpNorm) {
+        const double p = call.parameters.p;
+        if (p == 1) return for_floating_point<L1Norm>(type);
+        if (p == 2) return for_floating_point<L2Norm>(type);
+        if (p == 3) return for_floating_point<L3Norm>(type);
+        if (p == 4) return for_floating_point<L4Norm>(type);
+        return for_floating_point<AnyNorm>(type);
+    } else if constexpr (kReduction == Reduction::kMax) {
+        return is_byte(type) ? for_bytes<Max>(type) : for_floating_point<Max>(type);
+    } else if constexpr (kReduction == Reduction::kMaxWithIndex) {
+        return is_byte(type) ? for_bytes<MaxWithIndex>(type) : for_floating_point<MaxWithIndex>(type);
+    } else if constexpr (kReduction == Reduction::kQuantizedAverage) {
+        return for_bytes<QuantizedAverage>(type);
+    } else {
+        static_assert(kReduction == Reduction::kQuantizedGlobalAverage);
+        return for_bytes<QuantizedGlobalAverage>(type);
+    }
 }
 
-Plans find_plans(Reduction reduction, ElementType type, const Call& call) {
-    switch (reduction) {
-        case Reduction::kAverage:
-            return for_floating_point<Average>(type);
-        case Reduction::kLpNorm:
-            return for_norm(type, call.parameters.p);
-        case Reduction::kMax:
-            return is_byte(type) ? for_bytes<Max>(type) : for_floating_point<Max>(type);
-        case Reduction::kMaxWithIndex:
-            return is_byte(type) ? for_bytes<MaxWithIndex>(type) : for_floating_point<MaxWithIndex>(type);
-        case Reduction::kQuantizedAverage:
-            return for_bytes<QuantizedAverage>(type);
-        case Reduction::kQuantizedGlobalAverage:
-            return for_bytes<QuantizedGlobalAverage>(type);
-    }
-    return {};
-}
+template Plans find_plans<Reduction::ONNXPOOL_REDUCTION>(ElementType type, const Call& call);
 
 }  // namespace onnxpool::cpu::ONNXPOOL_ISA

@@ -1,7 +1,6 @@
 // Part of kernels.inl: see there.
 // Rows of results that follow each other without a gap are one run of vectors, whatever their length: lanes whose tap
-// lies beyond the end of their row leave it out. Planes need not be padded or transposed. For processors that do things
-// for some lanes only.
+// lies beyond the end of their row leave it out. Planes need not be padded or transposed.
 
 template <class R>
 class FlatRows {
@@ -70,6 +69,7 @@ protected:
     static constexpr int kCount = kLanes<Accumulator>;
     using V = Vector<Accumulator, kCount>;
 
+    using Lanes = LanesOf<V>;
     using Row = RowTaps::Row;
 
     void prepare_taps(const AlongRow& along, int64_t most_rows) {
@@ -87,7 +87,7 @@ protected:
             tap_positions_.push_back(tap.position);
         }
         const size_t taps = along.taps.size();
-        lanes_.assign(pitch_ * taps, 0);
+        lanes_.assign(pitch_ * taps, Lanes{});
         const int64_t step = is_one_run_ ? std::gcd<int64_t>(kCount, pitch_) : kCount;  // of columns vectors begin with
         for (int64_t first = 0; first < pitch_; first += step) {
             for (size_t i = 0; i < taps; ++i) {
@@ -97,7 +97,7 @@ protected:
                 const int64_t end = std::min(limit, along.results_in(tap.result_phase)) - first;
                 // What follows the end of a row is the next one, or nothing.
                 for (int64_t row = 0; row < (is_one_run_ ? first + kCount : 1); row += pitch_) {
-                    lanes_[first * taps + i] |= lanes_between(std::max(begin, -first) + row, end + row);
+                    lanes_[first * taps + i] |= lanes_between<V>(std::max(begin, -first) + row, end + row);
                 }
             }
         }
@@ -120,11 +120,6 @@ protected:
     ONNXPOOL_ASKING void ask_for_next(const T* plane, const Row* row, const Row* end) const {
         const int64_t *const first = shares_.data() + (row - rows_.rows.data()), *const last = first + (end - row);
         prefetch_ahead(plane + *first, *last - *first);
-    }
-
-    static LaneMask lanes_between(int64_t begin, int64_t end) {
-        const auto before = [](int64_t lane) { return first_lanes(std::clamp<int64_t>(lane, 0, kCount)); };
-        return before(end) & ~before(begin);
     }
 
     // Into the phases, for each row of windows: the rows of these taps of it, combined.
@@ -158,16 +153,15 @@ protected:
     __attribute__((noinline)) void combine_one_vector_rows(const T* plane, const Row* row, const Row* row_end,
                                                            int64_t begin, int64_t end, int64_t target) const {
         const int64_t* const taps = rows_.offsets.data();
-        const LaneMask lanes = first_lanes(columns_);
-        const int64_t pitch = pitch_;
+        const int64_t pitch = pitch_, columns = columns_;
         Accumulator *even = phase_[0] + target, *odd = phase_[kPhases - 1] + target;
         for (; row != row_end; ++row, even += pitch, odd += pitch) {
             const auto [tap, last_tap, together] = limited(*row, begin, end);
             V sum = filled<V>(reduction_.identity());
             if (tap < last_tap) {
-                sum = reduction_.lift(load_lanes<kCount>(plane + taps[tap], lanes));
+                sum = reduction_.lift(load_first<kCount>(plane + taps[tap], columns));
                 for (int64_t i = tap + 1; i < last_tap; ++i) {
-                    sum = reduction_.combine(sum, V(reduction_.lift(load_lanes<kCount>(plane + taps[i], lanes))));
+                    sum = reduction_.combine(sum, V(reduction_.lift(load_first<kCount>(plane + taps[i], columns))));
                 }
             }
             if constexpr (kPhases == 1) {
@@ -227,13 +221,13 @@ protected:
             combine(two, [&](const T* row, int v) { return load<kCount>(row + i + v * kCount); });
         }
         if (size - i > kCount) {
-            const LaneMask rest = first_lanes(size - i - kCount);
+            const int64_t rest = size - i - kCount;
             combine(two, [&](const T* row, int v) {
-                return v == 0 ? load<kCount>(row + i) : load_lanes<kCount>(row + i + kCount, rest);
+                return v == 0 ? load<kCount>(row + i) : load_first<kCount>(row + i + kCount, rest);
             });
         } else if (size > i) {
-            const LaneMask rest = first_lanes(size - i);
-            combine(one, [&](const T* row, int) { return load_lanes<kCount>(row + i, rest); });
+            const int64_t rest = size - i;
+            combine(one, [&](const T* row, int) { return load_first<kCount>(row + i, rest); });
         }
     }
 
@@ -281,7 +275,7 @@ protected:
         const auto taps = static_cast<int64_t>(sources_.size());
         const int64_t ends[] = {kPhases == 1 ? taps : taps_of_phase_[0]};
         const Accumulator* const* const sources = sources_.data();
-        const LaneMask* const lanes = lanes_.data();
+        const Lanes* const lanes = lanes_.data();
         for_each_vector(begin, end, [&](auto count, int64_t place, int64_t output, const auto& columns) {
             V sums[kPhases][count];
             const auto combine = [&](V(&sum)[count], int64_t tap, int64_t last) {
@@ -322,7 +316,7 @@ protected:
     int64_t taps_of_phase_[kMostPhases] = {};  // of the results
     std::vector<const Accumulator*> sources_;  // of taps along the row: what the first window takes
     std::vector<int64_t> tap_positions_;       // and the columns that this is at
-    std::vector<LaneMask> lanes_;  // by the column of the first one, and tap: which take it, none beyond the line's end
+    Buffer<Lanes> lanes_;  // by the column of the first one, and tap: which take it, none beyond the line's end
     Buffer<Accumulator> buffer_, sums_;
 };
 
@@ -417,6 +411,7 @@ template <class T>
 class FlatMaxima : FlatRows<RowByRow<Max<T>>> {
     using Rows = FlatRows<RowByRow<Max<T>>>;
     using Rows::kCount;
+    using typename Rows::Lanes;
     using typename Rows::V;
     using Positions = Vector<int32_t, Rows::kCount>;
     static_assert(std::is_same_v<typename Rows::Accumulator, float>);
@@ -486,7 +481,7 @@ private:
     __attribute__((noinline)) void find_larger(int64_t end, const int32_t* tap_rows) {
         const auto taps = static_cast<int64_t>(this->sources_.size());
         const float* const* const sources = this->sources_.data();
-        const LaneMask* const lanes = this->lanes_.data();
+        const Lanes* const lanes = this->lanes_.data();
         const int64_t* const columns_of_taps = this->tap_positions_.data();
         float* const maxima = this->sums_.data();
         int32_t* const positions = positions_.data();
@@ -503,7 +498,7 @@ private:
                 const auto column = static_cast<int32_t>(columns_of_taps[tap]);
                 for (int v = 0; v < count; ++v) {
                     const V value = load<kCount>(source + v * kCount);
-                    const LaneMask larger = not_reached(lanes[columns[v] * taps + tap], largest[v], value);
+                    const Lanes larger = not_reached(lanes[columns[v] * taps + tap], largest[v], value);
                     largest[v] = where(larger, value, largest[v]);
                     found[v] = where(larger, rows[v] + column, found[v]);
                 }
@@ -516,9 +511,13 @@ private:
     }
 
     // Where `value` is larger than the largest so far, or the first NaN: of these lanes.
-    static LaneMask not_reached(LaneMask lanes, V largest, V value) {
+    static Lanes not_reached(Lanes lanes, V largest, V value) {
+#if defined(ONNXPOOL_AVX512)
         const auto a = (__m512)largest;
         return _mm512_mask_cmp_ps_mask(_mm512_mask_cmp_ps_mask(lanes, a, a, _CMP_ORD_Q), a, (__m512)value, _CMP_NGE_UQ);
+#else
+        return lanes & (largest == largest) & ~(largest >= value);
+#endif
     }
 
     const int64_t plane_size_;    // windows

@@ -462,8 +462,6 @@ struct RowsOfCoverings {
     }
 };
 
-#if defined(ONNXPOOL_AVX512)
-
 // Units are some planes that follow each other. What their windows send is prepared little by little, as the rows of
 // elements that they cover need it.
 template <class G>
@@ -539,8 +537,6 @@ void backward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     });
     finish_streaming(streams);
 }
-
-#endif
 
 // One window spans the plane of each channel, and channels are next to each other. Units are rows of elements, in the
 // order of memory.

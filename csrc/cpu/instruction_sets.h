@@ -51,14 +51,18 @@ struct Plans {
     Plan backward = nullptr;
 };
 
+// The plans for one reduction of these elements: find_plans.inl, compiled for each instruction set.
 namespace baseline {
-Plans find_plans(Reduction reduction, ElementType type, const Call& call);
+template <Reduction kReduction>
+Plans find_plans(ElementType type, const Call& call);
 }
 namespace avx2 {
-Plans find_plans(Reduction reduction, ElementType type, const Call& call);
+template <Reduction kReduction>
+Plans find_plans(ElementType type, const Call& call);
 }
 namespace avx512 {
-Plans find_plans(Reduction reduction, ElementType type, const Call& call);
+template <Reduction kReduction>
+Plans find_plans(ElementType type, const Call& call);
 }
 
 }  // namespace onnxpool::cpu

@@ -8,9 +8,9 @@ namespace onnxpool::cpu {
 
 namespace {
 
-using FindPlans = decltype(&baseline::find_plans);
+enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
 
-FindPlans choose_instruction_set() {
+InstructionSet choose_instruction_set() {
 #if defined(ONNXPOOL_X86)
     const char* variable = std::getenv("ATEN_CPU_CAPABILITY");
     const std::string_view cap = variable ? variable : "avx512";
@@ -21,15 +21,38 @@ FindPlans choose_instruction_set() {
                           __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
     const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (allows_avx512 && has_avx512) return avx512::find_plans;
-    if (allows_avx2 && has_avx2) return avx2::find_plans;
+    if (allows_avx512 && has_avx512) return InstructionSet::kAvx512;
+    if (allows_avx2 && has_avx2) return InstructionSet::kAvx2;
 #endif
-    return baseline::find_plans;
+    return InstructionSet::kBaseline;
+}
+
+template <Reduction kReduction>
+Plans find_plans(ElementType type, const Call& call) {
+    static const InstructionSet best = choose_instruction_set();
+#if defined(ONNXPOOL_X86)
+    if (best == InstructionSet::kAvx512) return avx512::find_plans<kReduction>(type, call);
+    if (best == InstructionSet::kAvx2) return avx2::find_plans<kReduction>(type, call);
+#endif
+    return baseline::find_plans<kReduction>(type, call);
 }
 
 Plans plans_for(Reduction reduction, ElementType type, const Call& call) {
-    static const FindPlans find = choose_instruction_set();
-    return find(reduction, type, call);
+    switch (reduction) {
+        case Reduction::kAverage:
+            return find_plans<Reduction::kAverage>(type, call);
+        case Reduction::kLpNorm:
+            return find_plans<Reduction::kLpNorm>(type, call);
+        case Reduction::kMax:
+            return find_plans<Reduction::kMax>(type, call);
+        case Reduction::kMaxWithIndex:
+            return find_plans<Reduction::kMaxWithIndex>(type, call);
+        case Reduction::kQuantizedAverage:
+            return find_plans<Reduction::kQuantizedAverage>(type, call);
+        case Reduction::kQuantizedGlobalAverage:
+            return find_plans<Reduction::kQuantizedGlobalAverage>(type, call);
+    }
+    return {};
 }
 
 }  // namespace

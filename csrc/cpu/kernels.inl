@@ -18,9 +18,7 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "packed.inl"
 #include "planes.inl"
 #include "rows.inl"
-#if defined(ONNXPOOL_AVX512)
 #include "flat_rows.inl"
-#endif
 #include "gradients.inl"
 #include "index_gradients.inl"
 // clang-format on
@@ -157,16 +155,16 @@ inline bool has_few_rows(const Geometry& geometry) {
 template <bool kCoverings>
 bool fits_flat_rows(const Geometry& geometry, int64_t accumulator_size) {
     constexpr int64_t most_taps = 1 << 12;  // of results that a vector may begin with
+    constexpr int64_t least_lanes = 4;
     const Axis& axis = geometry.axes[geometry.rank - 1];
-    if (axis.stride > kMostPhases || row_reach(axis) > 2 * (axis.input + axis.output) + 64 || !has_few_rows(geometry)) {
+    if (ONNXPOOL_VECTOR_BYTES < least_lanes * accumulator_size || axis.stride > kMostPhases ||
+        row_reach(axis) > 2 * (axis.input + axis.output) + 64 || !has_few_rows(geometry)) {
         return false;
     }
     const AlongRow along = kCoverings ? AlongRow::of_coverings(axis) : AlongRow::of_windows(axis);
     return (2 * along.columns + 2) * accumulator_size >= 64 &&
            static_cast<int64_t>(along.taps.size()) * along.pitch() <= most_taps;
 }
-
-#if defined(ONNXPOOL_AVX512)
 
 template <class R>
 bool has_flat_rows(const Call& call) {
@@ -179,12 +177,9 @@ bool has_flat_rows(const Call& call) {
     return R::kInOrder || !(tables.back().windows_share || is_separable<R>(tables));
 }
 
-#endif
-
-// Rows that follow each other, where the processor does things for some lanes only: null otherwise.
+// Rows that follow each other: null where there are none.
 template <class R>
-Task plan_flat_rows([[maybe_unused]] const Call& call) {
-#if defined(ONNXPOOL_AVX512)
+Task plan_flat_rows(const Call& call) {
     const int64_t outputs = call.geometry.axes[call.geometry.rank - 1].output;
     const auto task = [&](decltype(Task::run) run, const auto& windows) -> Task {
         return {run, ceil_div(windows.all, windows.together),
@@ -206,7 +201,6 @@ Task plan_flat_rows([[maybe_unused]] const Call& call) {
     } else if constexpr (!R::kIndexed && !is_dear<R>) {
         if (has_flat_rows<R>(call)) return task(forward_flat_rows<R>, RowsOfWindows<R>(call));
     }
-#endif
     return {};
 }
 
@@ -293,11 +287,10 @@ Task plan_forward_of(const Call& call) {
     if constexpr (R::kIndexed && !std::is_same_v<T, double>) {
         if (can_be_keyed(call)) return plan_forward_of<KeyedMax<T>>(call);
     }
+    if constexpr (is_half_precision<T> && std::is_same_v<R, Max<T>>) return plan_forward_of<OrderedMax<T>>(call);
     if (spans_plane(call.geometry)) return plan_plane<typename WideSums<R>::type>(call);
     return plan_window<R>(call);
 }
-
-#if defined(ONNXPOOL_AVX512)
 
 template <class G>
 bool has_flat_gradients(const Call& call) {
@@ -314,8 +307,6 @@ bool has_flat_gradients(const Call& call) {
     return !(tables.back().windows_share || AxisTable::of_windows(spread, Divisor::kKernel).windows_share ||
              is_separable<GradientSum<typename G::Accumulator>>(tables));
 }
-
-#endif
 
 // How to compute the gradient of a sum: null where planes lie in a way that none of the fast kernels takes.
 template <class G>
@@ -337,12 +328,10 @@ Task plan_sum_gradient(const Call& call) {
     }
     if (!has_dense_planes(geometry, x, input_size) || !has_dense_planes(geometry, call.grad_x, input_size)) return {};
     if (spans_plane(geometry)) return task(backward_planes<G>, planes);
-#if defined(ONNXPOOL_AVX512)
     if (has_flat_gradients<G>(call)) {
         return task(backward_flat_rows<G>,
                     ceil_div(planes, RowsOfCoverings<typename G::Element, typename G::Accumulator>(call).planes));
     }
-#endif
     const bool in_order = has_planes_in_order(geometry, x, input_size) &&
                           has_planes_in_order(geometry, y, output_size) &&
                           has_planes_in_order(geometry, call.grad_y, output_size);

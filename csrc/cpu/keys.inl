@@ -61,6 +61,42 @@ private:
     }
 };
 
+// Maxima of half-precision numbers as those of 16-bit integers, which a vector holds twice as many of as of float32:
+// elements are the numbers' bits. Of both zeros, +0 is the larger one.
+template <class T>
+struct OrderedMax : Largest<int16_t> {
+    using Element = int16_t;
+    static constexpr bool kIsHalf = std::is_same_v<T, Half>;
+    static constexpr uint16_t kInfinity = kIsHalf ? 0x7c00 : 0x7f80, kNaN = kIsHalf ? 0x7e00 : 0x7fc0;
+    // NaNs with a sign lie below -infinity, so many of them. With -infinity as the lowest integer they wrap round, to
+    // where the other NaNs are: above infinity.
+    static constexpr uint16_t kBelowInfinity = 0x7fff - kInfinity;
+
+    explicit OrderedMax(const Parameters&) {}
+
+    template <class V>
+    V lift(V bits) const {
+        return moved(turned(bits), -kBelowInfinity);
+    }
+    template <class V>
+    V finish(V key) const {
+        const V nan = filled<V>(kNaN);
+        return key > kInfinity - kBelowInfinity ? nan : turned(moved(key, kBelowInfinity));
+    }
+    Element empty() const { return static_cast<Element>(T(lowest_finite<T>()).bits); }
+
+private:
+    // Negative numbers count down.
+    template <class V>
+    static V turned(V bits) {
+        return static_cast<V>(bits ^ ((bits >> 15) & 0x7fff));
+    }
+    template <class V>
+    static V moved(V key, int distance) {
+        return reinterpret<V>(static_cast<bits_t<V>>(bits_of(key) + static_cast<uint16_t>(distance)));
+    }
+};
+
 template <class R>
 constexpr bool is_keyed = false;
 template <class T>

@@ -224,16 +224,59 @@ inline V interleave(V first, V second) {
     return interleave<kBegin>(first, second, std::make_integer_sequence<int, lanes_of<V>>());
 }
 
+// Some lanes of V: one bit for each or, where processors have no such masks, all bits of its number.
 #if defined(ONNXPOOL_AVX512)
+template <class V>
+using LanesOf = uint64_t;
+#else
+template <class V>
+using LanesOf = decltype(V{} == V{});
+#endif
 
-// One bit for each lane.
-using LaneMask = uint64_t;
+#if defined(ONNXPOOL_AVX512)
+inline uint64_t first_lanes(int64_t count) { return count < 64 ? (uint64_t{1} << count) - 1 : ~uint64_t{0}; }
+#endif
 
-inline LaneMask first_lanes(int64_t count) { return count < 64 ? (LaneMask{1} << count) - 1 : ~LaneMask{0}; }
+// The lanes from `begin` on, before `end`; either may lie outside.
+template <class V>
+inline LanesOf<V> lanes_between(int64_t begin, int64_t end) {
+    const auto inside = [](int64_t lane) { return std::clamp<int64_t>(lane, 0, lanes_of<V>); };
+#if defined(ONNXPOOL_AVX512)
+    return first_lanes(inside(end)) & ~first_lanes(inside(begin));
+#else
+    using Lane = number_t<LanesOf<V>>;
+    const auto lanes = counting<LanesOf<V>>();
+    return (lanes >= static_cast<Lane>(inside(begin))) & (lanes < static_cast<Lane>(inside(end)));
+#endif
+}
+
+// Lane by lane, a's number in these and b's in the others.
+template <class V>
+inline V where(LanesOf<V> lanes, V a, V b) {
+#if defined(ONNXPOOL_AVX512)
+    using Number = number_t<V>;
+    if constexpr (std::is_same_v<Number, float>) {
+        return (V)_mm512_mask_blend_ps(lanes, (__m512)b, (__m512)a);
+    } else if constexpr (std::is_same_v<Number, double>) {
+        return (V)_mm512_mask_blend_pd(lanes, (__m512d)b, (__m512d)a);
+    } else if constexpr (sizeof(Number) == 4) {
+        return (V)_mm512_mask_blend_epi32(lanes, (__m512i)b, (__m512i)a);
+    } else if constexpr (sizeof(Number) == 2) {
+        return (V)_mm512_mask_blend_epi16(lanes, (__m512i)b, (__m512i)a);
+    } else {
+        static_assert(sizeof(Number) == 1);
+        return (V)_mm512_mask_blend_epi8(lanes, (__m512i)b, (__m512i)a);
+    }
+#else
+    return lanes ? a : b;
+#endif
+}
+
+#if defined(ONNXPOOL_AVX512)
 
 // The elements, of kElementBytes, of these lanes; what belongs to other lanes is not read.
 template <int kBytes, int kElementBytes>
-inline auto read_lanes(const void* source, LaneMask lanes) {
+inline auto read_lanes(const void* source, uint64_t lanes) {
     if constexpr (kBytes == 64) {
         return kElementBytes == 8   ? _mm512_maskz_loadu_epi64(lanes, source)
                : kElementBytes == 4 ? _mm512_maskz_loadu_epi32(lanes, source)
@@ -252,41 +295,9 @@ inline auto read_lanes(const void* source, LaneMask lanes) {
     }
 }
 
-// As load(), of these lanes; the others are 0.
-template <int kCount, class T>
-inline auto load_lanes(const T* source, LaneMask lanes) {
-    const auto read = read_lanes<kCount * sizeof(T), sizeof(T)>(source, lanes);
-    BitsVector<T, kCount> bits;
-    static_assert(sizeof(bits) <= sizeof(read));
-    std::memcpy(&bits, &read, sizeof(bits));
-    if constexpr (is_half_precision<T>) {
-        return floats_of<T>(bits);
-    } else {
-        return reinterpret<Vector<T, kCount>>(bits);
-    }
-}
+#elif defined(ONNXPOOL_FMA)
 
-// Lane by lane, a's number in these and b's in the others.
-template <class V>
-inline V where(LaneMask lanes, V a, V b) {
-    using Number = number_t<V>;
-    if constexpr (std::is_same_v<Number, float>) {
-        return (V)_mm512_mask_blend_ps(lanes, (__m512)b, (__m512)a);
-    } else if constexpr (std::is_same_v<Number, double>) {
-        return (V)_mm512_mask_blend_pd(lanes, (__m512d)b, (__m512d)a);
-    } else if constexpr (sizeof(Number) == 4) {
-        return (V)_mm512_mask_blend_epi32(lanes, (__m512i)b, (__m512i)a);
-    } else {
-        static_assert(sizeof(Number) == 1);
-        return (V)_mm512_mask_blend_epi8(lanes, (__m512i)b, (__m512i)a);
-    }
-}
-
-#endif
-
-#if defined(ONNXPOOL_FMA) && !defined(ONNXPOOL_AVX512)
-
-// So many bytes, fewer than kBytes; the others are 0. What is copied piece by piece could not be read at once as a
+// So many bytes, at most kBytes; the others are 0. What is copied piece by piece could not be read at once as a
 // whole: memory is read word by word into lanes, and what is less than a word goes through a register.
 template <int kBytes>
 inline auto read_first(const char* source, int64_t bytes) {
@@ -313,20 +324,24 @@ inline auto read_first(const char* source, int64_t bytes) {
 
 #endif
 
-// As load(), of the first `count` elements, not all of them; the others are 0.
+// As load(), of the first `count` elements; the others are 0.
 template <int kCount, class T>
 inline auto load_first(const T* source, int64_t count) {
+    BitsVector<T, kCount> bits{};
 #if defined(ONNXPOOL_AVX512)
-    return load_lanes<kCount>(source, first_lanes(count));
+    const auto read = read_lanes<sizeof(bits), sizeof(T)>(source, first_lanes(count));
+    static_assert(sizeof(bits) <= sizeof(read));
+    std::memcpy(&bits, &read, sizeof(bits));
+#elif defined(ONNXPOOL_FMA)
+    const auto read =
+        read_first<std::max<int>(sizeof(bits), 16)>(reinterpret_cast<const char*>(source), count * sizeof(T));
+    std::memcpy(&bits, &read, sizeof(bits));
 #else
-    T elements[kCount] = {};
-#if defined(ONNXPOOL_FMA)
-    constexpr int bytes = sizeof(elements);
-    const auto read = read_first<std::max(bytes, 16)>(reinterpret_cast<const char*>(source), count * sizeof(T));
-    std::memcpy(elements, &read, bytes);
-#else
-    std::copy_n(source, count, elements);
+    std::memcpy(&bits, source, count * sizeof(T));
 #endif
-    return load<kCount>(elements);
-#endif
+    if constexpr (is_half_precision<T>) {
+        return floats_of<T>(bits);
+    } else {
+        return reinterpret<Vector<T, kCount>>(bits);
+    }
 }
