@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -77,6 +78,8 @@ def _arguments() -> argparse.Namespace:
     if options.output is None:
         direction = "backward" if options.backward else "forward"
         where = f"threads{options.threads}" if options.device == "cpu" else options.device
+        if options.device == "cpu" and "ATEN_CPU_CAPABILITY" in os.environ:
+            where += f"-{os.environ['ATEN_CPU_CAPABILITY']}"
         options.output = harness.RESULTS / f"pooling-{direction}-{options.dtype}-{where}"
     return options
 
