@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -39,6 +40,19 @@ def test_other_choices_are_refused(variable):
 def test_no_kernels_where_none_are_wanted():
     finished = run("print([e.name for e in setup['extensions']()])", TORCH_ONNXPOOL_CUDA="0", CUDA_HOME="/nowhere")
     assert finished.stdout.splitlines()[-1] == "['torch_onnxpool._C']", finished.stderr
+
+
+def test_what_knows_nothing_of_torch_is_compiled_once_for_both_abis():
+    code = "print([(u.object_file, u.flags) for e in setup['extensions']() for u in e.units])"
+    finished = [run(code, TORCH_ONNXPOOL_ABI=abi, TORCH_ONNXPOOL_CUDA="0") for abi in ("stable", "aten")]
+    units = [ast.literal_eval(one.stdout.splitlines()[-1]) for one in finished]
+    stable, aten = map(dict, units)
+    assert len(stable) == len(units[0]), "two units have the same object file"
+    shared = stable.keys() & aten.keys()
+    assert all(stable[name] == aten[name] for name in shared)
+    assert {name.split(".")[-2] for name in stable.keys() - shared} == {"stable"}
+    assert {name.split(".")[-2] for name in aten.keys() - shared} == {"aten"}
+    assert any("kernels_avx512" in name for name in shared)
 
 
 def test_an_object_is_current_until_something_changes(tmp_path):

@@ -27,10 +27,15 @@ InstructionSet choose_instruction_set() {
     return InstructionSet::kBaseline;
 }
 
+InstructionSet best_instruction_set() {
+    static const InstructionSet best = choose_instruction_set();
+    return best;
+}
+
 template <Reduction kReduction>
 Plans find_plans(ElementType type, const Call& call) {
-    static const InstructionSet best = choose_instruction_set();
 #if defined(ONNXPOOL_X86)
+    const InstructionSet best = best_instruction_set();
     if (best == InstructionSet::kAvx512) return avx512::find_plans<kReduction>(type, call);
     if (best == InstructionSet::kAvx2) return avx2::find_plans<kReduction>(type, call);
 #endif
