@@ -287,9 +287,12 @@ Task plan_forward_of(const Call& call) {
     if constexpr (R::kIndexed && !std::is_same_v<T, double>) {
         if (can_be_keyed(call)) return plan_forward_of<KeyedMax<T>>(call);
     }
-    if constexpr (is_half_precision<T> && std::is_same_v<R, Max<T>>) return plan_forward_of<OrderedMax<T>>(call);
-    if (spans_plane(call.geometry)) return plan_plane<typename WideSums<R>::type>(call);
-    return plan_window<R>(call);
+    if constexpr (is_half_precision<T> && std::is_same_v<R, Max<T>>) {
+        return plan_forward_of<OrderedMax<T>>(call);
+    } else {  // not compiled for maxima that are ordered
+        if (spans_plane(call.geometry)) return plan_plane<typename WideSums<R>::type>(call);
+        return plan_window<R>(call);
+    }
 }
 
 template <class G>

@@ -85,19 +85,25 @@ inline auto halves_of(Floats value) {
     }
 }
 
+// The values of elements with these bits.
+template <class T, class Bits>
+inline auto values_of(Bits bits) {
+    if constexpr (is_half_precision<T>) {
+        return floats_of<T>(bits);
+    } else {
+        return reinterpret<with_numbers_t<T, Bits>>(bits);
+    }
+}
+
 // kCount elements as values, or one.
 template <int kCount, class T>
 inline auto load(const T* source) {
     if constexpr (kCount == 1) {
         return static_cast<comparable_t<T>>(*source);
-    } else if constexpr (is_half_precision<T>) {
+    } else {
         BitsVector<T, kCount> bits;
         std::memcpy(&bits, source, sizeof(bits));
-        return floats_of<T>(bits);
-    } else {
-        Vector<T, kCount> values;
-        std::memcpy(&values, source, sizeof(values));
-        return values;
+        return values_of<T>(bits);
     }
 }
 
@@ -228,13 +234,11 @@ inline V interleave(V first, V second) {
 #if defined(ONNXPOOL_AVX512)
 template <class V>
 using LanesOf = uint64_t;
+
+inline uint64_t first_lanes(int64_t count) { return count < 64 ? (uint64_t{1} << count) - 1 : ~uint64_t{0}; }
 #else
 template <class V>
 using LanesOf = decltype(V{} == V{});
-#endif
-
-#if defined(ONNXPOOL_AVX512)
-inline uint64_t first_lanes(int64_t count) { return count < 64 ? (uint64_t{1} << count) - 1 : ~uint64_t{0}; }
 #endif
 
 // The lanes from `begin` on, before `end`; either may lie outside.
@@ -339,9 +343,5 @@ inline auto load_first(const T* source, int64_t count) {
 #else
     std::memcpy(&bits, source, count * sizeof(T));
 #endif
-    if constexpr (is_half_precision<T>) {
-        return floats_of<T>(bits);
-    } else {
-        return reinterpret<Vector<T, kCount>>(bits);
-    }
+    return values_of<T>(bits);
 }
