@@ -68,35 +68,6 @@ struct Average : Sum<A> {
     ONNXPOOL_HOST_DEVICE Accumulator gradient(Accumulator grad_y, Accumulator, Accumulator) const { return grad_y; }
 };
 
-// The k-th root of a number >= 0 for k = 2, 3, 4, without a division or a call, so that loops can be vectorised: good
-// to 1e-14 in float64, to float32's last bits in float32. Not for subnormal numbers.
-template <int k, class V>
-ONNXPOOL_HOST_DEVICE inline V root_of(V x) {
-    using A = number_t<V>;
-    // y = x^(-1/k), first by dividing the exponent by -k: within 3.5 %. Then y (1 - r)^(-1/k) for r = 1 - x y^k, by the
-    // beginning of its binomial series.
-    V y;
-    if constexpr (std::is_same_v<A, double>) {
-        constexpr uint64_t magic = k == 2 ? 0x5fe6ec57 : k == 3 ? 0x553ef0d9 : 0x4feb0be1;
-        const auto high = bits_of(x) >> 32;
-        y = reinterpret<V>((magic - (k == 2 ? high >> 1 : k == 4 ? high >> 2 : (high * 0xaaaaaaabu) >> 33)) << 32);
-    } else {
-        constexpr uint32_t magic = k == 2 ? 0x5f3762b7 : k == 3 ? 0x54a2316d : 0x4f585f07;
-        y = reinterpret<V>(magic - bits_of(x) / static_cast<uint32_t>(k));
-    }
-    constexpr A c1 = A(1) / k, c2 = c1 * (c1 + 1) / 2, c3 = c2 * (c1 + 2) / 3;
-    const auto residual = [x](V inverse) {
-        const V square = inverse * inverse;
-        return 1 - x * (k == 2 ? square : k == 3 ? square * inverse : square * square);
-    };
-    V r = residual(y);
-    y = y + y * (r * (c1 + r * (c2 + r * c3)));
-    r = residual(y);
-    y = y + y * (r * (c1 + r * c2));
-    const V root = x * (k == 2 ? y : k == 3 ? y * y : y * y * y);
-    return (x > 0) & (x <= std::numeric_limits<A>::max()) ? root : x;  // 0, infinity and NaN are their own roots
-}
-
 #if !defined(__CUDACC__)
 
 // The polynomial with these coefficients, the highest first.
@@ -109,61 +80,58 @@ inline V polynomial(V x, std::initializer_list<double> coefficients) {
     return value;
 }
 
-constexpr double kLog2 = 0x1.62e42fefa39efp-1, kInverseLog2 = 0x1.71547652b82fep+0;
-
-// What powers are made of. Mantissas from 45/64 to 45/32 fall into 16 pieces, each around a number c; 1 is one of them.
-struct PowerTables {
-    double inverse[16] = {};    // 1/c
-    double logarithm[16] = {};  // log2(c)
-    double power[16] = {};      // 2^(i/16)
-
-    constexpr PowerTables() {
-        for (int i = 0; i < 16; ++i) {
-            const double c = i < 9 ? (23 + i) / 32.0 : i == 9 ? 1 : (7 + i) / 16.0;
-            // The series of the inverse hyperbolic tangent and of the exponential function.
-            const double z = (c - 1) / (c + 1);
-            double tangent = 0, growth = 0;
-            for (int k = 39; k > 0; k -= 2) tangent = tangent * z * z + 1.0 / k;
-            for (int k = 20; k > 0; --k) growth = (1 + growth) * (kLog2 * i / 16) / k;
-            inverse[i] = 1 / c;
-            logarithm[i] = 2 * z * tangent * kInverseLog2;
-            power[i] = 1 + growth;
-        }
-    }
-};
-
-// x^p for float64 x >= 0 and p > 0, without a division or a call, so that loops can be vectorised: good to 2e-10, more
-// than float32 and the halves can hold. What would be subnormal is 0. Not for subnormal x.
+// x^p for float64 x >= 0 and p > 0, without a table or a call, so that loops can be vectorised: good to 1e-10 and, for
+// large p, 2e-12 p; more than float32 and the halves can hold. What would be subnormal is 0. Not for subnormal x.
 template <class V>
 inline V power_of(V x, double p) {
-    static constexpr PowerTables tables{};
-    // Numbers of these sizes have no fractions, or those of sixteenths: their last bits count units, or sixteenths.
-    constexpr double units = 0x1.8p52, sixteenths = 0x1.8p48;
-    constexpr uint64_t units_bits = 0x4338000000000000, first_mantissa = 0x3fe6800000000000, bias = 2048;
-    // x = 2^n m with m in the piece of c, so that log2(x) = n + log2(c) + log2(1 + r). The bits of numbers in a piece
-    // begin alike.
-    const auto steps = bits_of(x) - first_mantissa + (bias << 52);
-    const auto biased = steps >> 52, piece = steps >> 48;
-    const V n = reinterpret<V>(biased + units_bits) - (units + bias);
-    const V m = reinterpret<V>(bits_of(x) - ((biased - bias) << 52));
-    const V r = multiply_add(m, look_up(tables.inverse, piece), V{} - 1);
-    // Terms of even and of odd order apart, here and below: they do not wait for each other.
-    constexpr double k = kInverseLog2;
-    const V slope = multiply_add(polynomial(r * r, {-k / 4, -k / 2}), r, polynomial(r * r, {k / 5, k / 3, k}));
-    const V exponent = p * multiply_add(slope, r, n + look_up(tables.logarithm, piece));
-    // 2^exponent = 2^(count/16) 2^rest
-    const V shifted = exponent + sixteenths;
-    const V rest = exponent - (shifted - sixteenths);
-    constexpr double c1 = kLog2, c2 = c1 * kLog2 / 2, c3 = c2 * kLog2 / 3, c4 = c3 * kLog2 / 4;
-    const V growth = rest * multiply_add(polynomial(rest * rest, {c4, c2}), rest, polynomial(rest * rest, {c3, c1}));
+    // Numbers of this size have no fractions: their last bits count units.
+    constexpr double units = 0x1.8p52;
+    constexpr uint64_t units_bits = 0x4338000000000000, least_mantissa = 0x3fe6a09e00000000, bias = 2048;
+    // x = 2^n m with m from sqrt(1/2) to sqrt(2), and log2(m) = 2/log(2) artanh(z). This polynomial and the next one
+    // are Chebyshev's for such m, to 2e-12, and for 2^rest, to 8e-11.
+    const auto steps = bits_of(x) - least_mantissa + (bias << 52);
+    const V n = reinterpret<V>((steps >> 52) + units_bits) - (units + bias);
+    const V m = reinterpret<V>((steps & ((uint64_t{1} << 52) - 1)) + least_mantissa);
+    const V z = (m - 1) / (m + 1);
+    const V slope = polynomial(z * z, {0x1.5ce42aa8d1c0cp-2, 0x1.a58dc78dd320fp-2, 0x1.27777f54b0e3dp-1,
+                                       0x1.ec709d13ae363p-1, 0x1.71547652bed21p+1});
+    const V exponent = p * multiply_add(slope, z, n);
+    // 2^exponent = 2^count 2^rest. Terms of even and of odd order apart: they do not wait for each other.
+    const V shifted = exponent + units;
+    const V rest = exponent - (shifted - units), square = rest * rest;
+    const V odd = polynomial(square, {0x1.00a581594758ep-16, 0x1.5d879ead06a82p-10, 0x1.c6b08d883dca1p-5,
+                                      0x1.62e42fefa39efp-1});
+    const V even = polynomial(square, {0x1.443fffc90db59p-13, 0x1.3b2a1b7152befp-7, 0x1.ebfbe045f4d3cp-3, 1});
     const auto count = bits_of(shifted);
-    const V scale = reinterpret<V>(bits_of(look_up(tables.power, count)) + (count >> 4 << 52));
-    const V power = multiply_add(scale, growth, scale);
+    const V power = reinterpret<V>(bits_of(multiply_add(odd, rest, even)) + (count << 52));
     // Outside of float64's exponents it is not even a number: these bits mean something else.
     const V zero{};
     const V infinity = zero + std::numeric_limits<double>::infinity();
     const V in_range = exponent < -1022 ? zero : exponent >= 1023.5 ? infinity : power;
     return (x > 0) & (x < infinity) ? in_range : x;
+}
+
+// The cube root of a number >= 0, likewise: good to 1e-13 in float64, to float32's last bits in float32. Not for
+// subnormal numbers.
+template <class V>
+inline V cube_root(V x) {
+    using A = number_t<V>;
+    // y = x^(-1/3), first by dividing the exponent by -3: within 3.5 %. Then y (1 + s)^(-1/3) for s = x y^3 - 1, and
+    // x y^2 (1 + s)^(-2/3), by the beginnings of their binomial series.
+    V y;
+    if constexpr (std::is_same_v<A, double>) {  // the bits' upper half, as a number without fraction
+        constexpr double units = 0x1p52, guess = 0x553ef0d9;
+        const V high = reinterpret<V>((bits_of(x) >> 32) + detail::bit_cast<uint64_t>(units));
+        y = reinterpret<V>(bits_of((units + units / 3 + guess) - high * (1.0 / 3)) << 32);
+    } else {
+        y = reinterpret<V>(0x54a2316du - bits_of(x) / 3u);
+    }
+    V s = x * (y * y * y) - 1;
+    y = y + y * (s * (A(-1) / 3 + s * (A(2) / 9 - s * (A(14) / 81))));
+    const V first = x * (y * y);
+    s = first * y - 1;
+    const V root = first + first * (s * (A(-2) / 3 + s * (A(5) / 9)));
+    return (x > 0) & (x <= std::numeric_limits<A>::max()) ? root : x;  // 0, infinity and NaN are their own roots
 }
 
 #endif
@@ -181,10 +149,12 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
         std::numeric_limits<Accumulator>::min() / (std::numeric_limits<Accumulator>::epsilon() / (1 << 24));
 
     Accumulator p;
+    int small_exponent;      // p where it is 1, 2, 3 or 4, or 0
     bool no_power_vanishes;  // then a sum of 0 means that all data are 0
 
     ONNXPOOL_HOST_DEVICE explicit LpNorm(const Parameters& parameters)
         : p(static_cast<Accumulator>(parameters.p)),
+          small_exponent(p == 1 || p == 2 || p == 3 || p == 4 ? static_cast<int>(p) : 0),
           no_power_vanishes(power(static_cast<Accumulator>(smallest_magnitude<T>())) >= kSmallestSafeSum) {}
 
     // Powers are never -0, whose roots would go through subnormal numbers, which are slow.
@@ -213,19 +183,23 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
         if (y == 0) return 0;
         const Accumulator sign = x > 0 ? Accumulator(1) : x < 0 ? Accumulator(-1) : x;
         const Accumulator ratio = std::abs(x) / y;
-        if (is(1)) return grad_y * sign;
-        if (is(2)) return grad_y * (sign * ratio);
-        if (is(3)) return grad_y * (sign * (ratio * ratio));
-        if (is(4)) return grad_y * (sign * (ratio * ratio * ratio));
+        switch (exponent()) {
+            case 1: return grad_y * sign;
+            case 2: return grad_y * (sign * ratio);
+            case 3: return grad_y * (sign * (ratio * ratio));
+            case 4: return grad_y * (sign * (ratio * ratio * ratio));
+        }
         return grad_y * (sign * std::pow(ratio, p - 1));
     }
 
     template <class V>
     ONNXPOOL_HOST_DEVICE V power(V base) const {
-        if (is(1)) return base;
-        if (is(2)) return base * base;
-        if (is(3)) return base * base * base;
-        if (is(4)) return (base * base) * (base * base);
+        switch (exponent()) {
+            case 1: return base;
+            case 2: return base * base;
+            case 3: return base * base * base;
+            case 4: return (base * base) * (base * base);
+        }
 #if !defined(__CUDACC__)
         if constexpr (!std::is_same_v<T, double>) {
             return in_float64(base, [this](auto x) { return power_of(x, p); });
@@ -236,16 +210,14 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
 
     template <class V>
     ONNXPOOL_HOST_DEVICE V root(V sum) const {
-        if (is(1)) return sum;
-#if !defined(__CUDA_ARCH__)
-        if constexpr (!std::is_same_v<T, double>) {
-            if (is(2)) return root_of<2>(sum);
-            if (is(3)) return root_of<3>(sum);
-            if (is(4)) return root_of<4>(sum);
+        switch (exponent()) {
+            case 1: return sum;
+            case 2: return square_root(sum);
+            case 4: return square_root(square_root(sum));
         }
-#endif
 #if !defined(__CUDACC__)
         if constexpr (!std::is_same_v<T, double>) {
+            if (exponent() == 3) return cube_root(sum);
             return in_float64(sum, [this](auto x) { return power_of(x, 1 / static_cast<double>(p)); });
         }
 #endif
@@ -253,9 +225,7 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
     }
 
     ONNXPOOL_HOST_DEVICE Accumulator library_root(Accumulator sum) const {
-        if (is(2)) return std::sqrt(sum);
-        if (is(3)) return std::cbrt(sum);
-        if (is(4)) return std::sqrt(std::sqrt(sum));
+        if (exponent() == 3) return std::cbrt(sum);
         const Accumulator root = std::pow(sum, 1 / p);
         if constexpr (!std::is_same_v<T, double>) return root;
         // The rounded exponent 1/p costs |log(sum)| / p units in the last place: one Newton step gives them back.
@@ -263,7 +233,8 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
         return std::isfinite(correction) ? root - root * correction : root;
     }
 
-    ONNXPOOL_HOST_DEVICE bool is(int exponent) const { return kExponent ? kExponent == exponent : p == exponent; }
+    // What small_exponent is, for the compiler where it knows.
+    ONNXPOOL_HOST_DEVICE int exponent() const { return kExponent ? kExponent : small_exponent; }
 };
 
 // The p-norm of data divided by `scale`, the largest magnitude among them, times `scale`: no power overflows, and those

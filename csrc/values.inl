@@ -81,6 +81,11 @@ ONNXPOOL_HOST_DEVICE inline with_numbers_t<To, V> convert(V value) {
             return (Result)_mm512_cvtpd_ps((__m512d)value);
         }
 #endif
+#if defined(ONNXPOOL_FMA)
+        if constexpr (sizeof(V) == 16 && std::is_same_v<From, float> && std::is_same_v<To, double>) {
+            return (Result)_mm256_cvtps_pd((__m128)value);
+        }
+#endif
         return __builtin_convertvector(value, Result);
 #endif
     }
@@ -141,6 +146,24 @@ ONNXPOOL_HOST_DEVICE inline V for_each_number(V x, const Function& function) {
     }
 }
 
+// The square root, rounded correctly.
+template <class V>
+ONNXPOOL_HOST_DEVICE inline V square_root(V x) {
+#if defined(ONNXPOOL_AVX512)
+    if constexpr (sizeof(V) == 64 && std::is_same_v<number_t<V>, float>) return (V)_mm512_sqrt_ps((__m512)x);
+    if constexpr (sizeof(V) == 64 && std::is_same_v<number_t<V>, double>) return (V)_mm512_sqrt_pd((__m512d)x);
+#endif
+#if defined(ONNXPOOL_FMA)
+    if constexpr (sizeof(V) == 32 && std::is_same_v<number_t<V>, float>) return (V)_mm256_sqrt_ps((__m256)x);
+    if constexpr (sizeof(V) == 32 && std::is_same_v<number_t<V>, double>) return (V)_mm256_sqrt_pd((__m256d)x);
+#endif
+#if defined(ONNXPOOL_X86)
+    if constexpr (sizeof(V) == 16 && std::is_same_v<number_t<V>, float>) return (V)_mm_sqrt_ps((__m128)x);
+    if constexpr (sizeof(V) == 16 && std::is_same_v<number_t<V>, double>) return (V)_mm_sqrt_pd((__m128d)x);
+#endif
+    return for_each_number(x, [](number_t<V> number) { return std::sqrt(number); });
+}
+
 #if !defined(__CUDACC__)
 
 // a * b + c, rounded once on all processors: by a call, and slowly, where they have no instruction for it.
@@ -159,24 +182,6 @@ inline V multiply_add(V a, V b, V c) {
 #endif
         for (int i = 0; i < Shape<V>::kCount; ++i) a[i] = std::fma(a[i], b[i], c[i]);
         return a;
-    }
-}
-
-// table[index & 15] for every number of index.
-template <class Index>
-inline with_numbers_t<double, Index> look_up(const double (&table)[16], Index index) {
-    using Found = with_numbers_t<double, Index>;
-    if constexpr (!is_vector<Index>) {
-        return table[index & 15];
-    } else {
-#if defined(ONNXPOOL_AVX512)
-        if constexpr (sizeof(Index) == 64) {
-            return (Found)_mm512_permutex2var_pd(_mm512_loadu_pd(table), (__m512i)index, _mm512_loadu_pd(table + 8));
-        }
-#endif
-        Found found{};
-        for (int i = 0; i < Shape<Index>::kCount; ++i) found[i] = table[index[i] & 15];
-        return found;
     }
 }
 
