@@ -47,6 +47,68 @@ using number_t = typename Shape<V>::Number;
 template <class To, class V>
 using with_numbers_t = typename Shape<V>::template With<To>;
 
+#if !defined(__CUDACC__)
+
+// The instruction that converts so many numbers, where compilers do not find it and take vectors apart. What integers
+// are converted to stands here with a sign: the bits are the same.
+template <class From, class To, int kCount>
+struct OneInstruction : std::false_type {};
+
+#define ONNXPOOL_ONE_INSTRUCTION(FROM, TO, COUNT, REGISTER, INSTRUCTION)       \
+    template <>                                                                \
+    struct OneInstruction<FROM, TO, COUNT> : std::true_type {                  \
+        using Register = REGISTER;                                             \
+        static auto convert(Register numbers) { return INSTRUCTION(numbers); } \
+    };
+
+#if defined(ONNXPOOL_FMA)
+inline Vector<int32_t, 4> lower_halves(__m256i numbers) {
+    const auto halves = (Vector<int32_t, 8>)numbers;
+    return __builtin_shufflevector(halves, halves, 0, 2, 4, 6);
+}
+ONNXPOOL_ONE_INSTRUCTION(float, double, 4, __m128, _mm256_cvtps_pd)
+ONNXPOOL_ONE_INSTRUCTION(int8_t, int32_t, 8, __m128i, _mm256_cvtepi8_epi32)
+ONNXPOOL_ONE_INSTRUCTION(uint8_t, int32_t, 8, __m128i, _mm256_cvtepu8_epi32)
+ONNXPOOL_ONE_INSTRUCTION(uint16_t, int32_t, 8, __m128i, _mm256_cvtepu16_epi32)
+ONNXPOOL_ONE_INSTRUCTION(int32_t, int64_t, 4, __m128i, _mm256_cvtepi32_epi64)
+ONNXPOOL_ONE_INSTRUCTION(int64_t, int32_t, 4, __m256i, lower_halves)
+#endif
+#if defined(ONNXPOOL_AVX512)
+ONNXPOOL_ONE_INSTRUCTION(float, double, 8, __m256, _mm512_cvtps_pd)
+ONNXPOOL_ONE_INSTRUCTION(double, float, 8, __m512d, _mm512_cvtpd_ps)
+ONNXPOOL_ONE_INSTRUCTION(int8_t, int32_t, 16, __m128i, _mm512_cvtepi8_epi32)
+ONNXPOOL_ONE_INSTRUCTION(uint8_t, int32_t, 16, __m128i, _mm512_cvtepu8_epi32)
+ONNXPOOL_ONE_INSTRUCTION(uint16_t, int32_t, 16, __m256i, _mm512_cvtepu16_epi32)
+ONNXPOOL_ONE_INSTRUCTION(int32_t, int64_t, 8, __m256i, _mm512_cvtepi32_epi64)
+ONNXPOOL_ONE_INSTRUCTION(int32_t, int8_t, 16, __m512i, _mm512_cvtepi32_epi8)
+#endif
+#undef ONNXPOOL_ONE_INSTRUCTION
+
+template <class To, class V>
+inline with_numbers_t<To, V> convert_vector(V value) {
+    using From = number_t<V>;
+    using Result = with_numbers_t<To, V>;
+    constexpr bool between_integers = std::is_integral_v<From> && std::is_integral_v<To>;
+    using Instruction =
+        OneInstruction<From, std::conditional_t<between_integers, integer_t<sizeof(To), true>, To>, Shape<V>::kCount>;
+    if constexpr (Instruction::value) {
+        typename Instruction::Register numbers{};
+        std::memcpy(&numbers, &value, sizeof(value));
+        return (Result)Instruction::convert(numbers);
+    }
+    // Compilers take vectors apart, too, whose numbers grow or shrink more than twofold.
+    constexpr bool is_signed = std::is_signed_v<From>;
+    if constexpr (between_integers && sizeof(To) > 2 * sizeof(From)) {
+        return convert_vector<To>(convert_vector<integer_t<2 * sizeof(From), is_signed>>(value));
+    } else if constexpr (between_integers && 2 * sizeof(To) < sizeof(From)) {
+        return convert_vector<To>(convert_vector<integer_t<sizeof(From) / 2, is_signed>>(value));
+    } else {
+        return __builtin_convertvector(value, Result);
+    }
+}
+
+#endif
+
 template <class To, class V>
 ONNXPOOL_HOST_DEVICE inline with_numbers_t<To, V> convert(V value) {
     if constexpr (!is_vector<V>) {
@@ -55,38 +117,7 @@ ONNXPOOL_HOST_DEVICE inline with_numbers_t<To, V> convert(V value) {
         return value;
     } else {
 #if !defined(__CUDACC__)
-        using From = number_t<V>;
-        using Result = with_numbers_t<To, V>;
-        if constexpr (std::is_integral_v<From> && std::is_integral_v<To>) {
-#if defined(ONNXPOOL_AVX512)
-            if constexpr (sizeof(V) == 16 && sizeof(Result) == 64) {
-                return (Result)(std::is_signed_v<From> ? _mm512_cvtepi8_epi32((__m128i)value)
-                                                       : _mm512_cvtepu8_epi32((__m128i)value));
-            } else if constexpr (sizeof(V) == 64 && sizeof(Result) == 16) {
-                return (Result)_mm512_cvtepi32_epi8((__m512i)value);
-            }
-#endif
-            // Compilers take vectors apart whose numbers grow or shrink more than twofold.
-            constexpr bool is_signed = std::is_signed_v<From>;
-            if constexpr (sizeof(To) > 2 * sizeof(From)) {
-                return convert<To>(convert<integer_t<2 * sizeof(From), is_signed>>(value));
-            } else if constexpr (2 * sizeof(To) < sizeof(From)) {
-                return convert<To>(convert<integer_t<sizeof(From) / 2, is_signed>>(value));
-            }
-        }
-#if defined(ONNXPOOL_AVX512)
-        if constexpr (sizeof(V) == 32 && std::is_same_v<From, float> && std::is_same_v<To, double>) {
-            return (Result)_mm512_cvtps_pd((__m256)value);
-        } else if constexpr (sizeof(V) == 64 && std::is_same_v<From, double> && std::is_same_v<To, float>) {
-            return (Result)_mm512_cvtpd_ps((__m512d)value);
-        }
-#endif
-#if defined(ONNXPOOL_FMA)
-        if constexpr (sizeof(V) == 16 && std::is_same_v<From, float> && std::is_same_v<To, double>) {
-            return (Result)_mm256_cvtps_pd((__m128)value);
-        }
-#endif
-        return __builtin_convertvector(value, Result);
+        return convert_vector<To>(value);
 #endif
     }
 }

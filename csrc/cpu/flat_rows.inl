@@ -131,8 +131,11 @@ protected:
             const int64_t rows = std::min(plane_rows - row, count);
             const Row *const row_begin = rows_.rows.data() + row, *const row_end = row_begin + rows;
             if (columns_ <= kCount) {
-                phases_ == 1 ? combine_one_vector_rows<1>(x, row_begin, row_end, begin, end, target)
-                             : combine_one_vector_rows<2>(x, row_begin, row_end, begin, end, target);
+                phases_ == 1 ? combine_short_rows<1, 1>(x, row_begin, row_end, begin, end, target)
+                             : combine_short_rows<2, 1>(x, row_begin, row_end, begin, end, target);
+            } else if (columns_ <= 2 * kCount && !rows_.any_run) {
+                phases_ == 1 ? combine_short_rows<1, 2>(x, row_begin, row_end, begin, end, target)
+                             : combine_short_rows<2, 2>(x, row_begin, row_end, begin, end, target);
             } else {
                 phases_ == 1 ? combine_rows<1>(x, row_begin, row_end, begin, end, target)
                              : combine_rows<2>(x, row_begin, row_end, begin, end, target);
@@ -147,27 +150,33 @@ protected:
         return {row.begin + begin, R::kInOrder ? std::min(row.begin + end, row.end) : row.end, row.together};
     }
 
-    // Rows that fit into one vector, which costs less than finding out which of them are one run. This loop and the
-    // next ones are functions of their own: inlined, they run out of registers for addresses.
-    template <int kPhases>
-    __attribute__((noinline)) void combine_one_vector_rows(const T* plane, const Row* row, const Row* row_end,
-                                                           int64_t begin, int64_t end, int64_t target) const {
+    // Rows that fit into one vector, which costs less than finding out which of them are one run, or into two, where
+    // none are. What is stored beyond a row's end is overwritten by the next one. This loop and the next ones are
+    // functions of their own: inlined, they run out of registers for addresses.
+    template <int kPhases, int kVectors>
+    __attribute__((noinline)) void combine_short_rows(const T* plane, const Row* row, const Row* row_end, int64_t begin,
+                                                      int64_t end, int64_t target) const {
         const int64_t* const taps = rows_.offsets.data();
-        const int64_t pitch = pitch_, columns = columns_;
+        const int64_t pitch = pitch_, rest = columns_ - (kVectors - 1) * kCount;
         Accumulator *even = phase_[0] + target, *odd = phase_[kPhases - 1] + target;
+        const auto lift = [&](int64_t tap, int v) -> V {
+            const T* const elements = plane + taps[tap] + v * kCount;
+            return reduction_.lift(v + 1 < kVectors ? load<kCount>(elements) : load_first<kCount>(elements, rest));
+        };
         for (; row != row_end; ++row, even += pitch, odd += pitch) {
             const auto [tap, last_tap, together] = limited(*row, begin, end);
-            V sum = filled<V>(reduction_.identity());
+            V sums[kVectors];
+            for (int v = 0; v < kVectors; ++v) sums[v] = filled<V>(reduction_.identity());
             if (tap < last_tap) {
-                sum = reduction_.lift(load_first<kCount>(plane + taps[tap], columns));
+                for (int v = 0; v < kVectors; ++v) sums[v] = lift(tap, v);
                 for (int64_t i = tap + 1; i < last_tap; ++i) {
-                    sum = reduction_.combine(sum, V(reduction_.lift(load_first<kCount>(plane + taps[i], columns))));
+                    for (int v = 0; v < kVectors; ++v) sums[v] = reduction_.combine(sums[v], lift(i, v));
                 }
             }
             if constexpr (kPhases == 1) {
-                store(even, sum);
+                for (int v = 0; v < kVectors; ++v) store(even + v * kCount, sums[v]);
             } else {
-                store_alternately(sum, sum, even, odd);
+                store_alternately(sums[0], sums[kVectors - 1], even, odd);
             }
         }
     }

@@ -201,6 +201,12 @@ inline V every_second(V first, V second, std::integer_sequence<int, i...>) {
 }
 template <int kBegin, class V>
 inline V every_second(V first, V second) {
+    if constexpr (sizeof(V) == 32 && lanes_of<V> == 8) {  // halves first: AVX2 has nothing else that leaves them
+        const V front = __builtin_shufflevector(first, second, 0, 1, 2, 3, 8, 9, 10, 11);
+        const V back = __builtin_shufflevector(first, second, 4, 5, 6, 7, 12, 13, 14, 15);
+        constexpr int b = kBegin;
+        return __builtin_shufflevector(front, back, b, b + 2, b + 8, b + 10, b + 4, b + 6, b + 12, b + 14);
+    }
     return every_second<kBegin>(first, second, std::make_integer_sequence<int, lanes_of<V>>());
 }
 
@@ -227,6 +233,11 @@ inline V interleave(V first, V second, std::integer_sequence<int, i...>) {
 }
 template <int kBegin, class V>
 inline V interleave(V first, V second) {
+    if constexpr (sizeof(V) == 32 && lanes_of<V> == 4) {  // halves last, as there
+        const V even = __builtin_shufflevector(first, second, 0, 4, 2, 6);
+        const V odd = __builtin_shufflevector(first, second, 1, 5, 3, 7);
+        return __builtin_shufflevector(even, odd, kBegin, kBegin + 1, kBegin + 4, kBegin + 5);
+    }
     return interleave<kBegin>(first, second, std::make_integer_sequence<int, lanes_of<V>>());
 }
 
@@ -301,29 +312,34 @@ inline auto read_lanes(const void* source, uint64_t lanes) {
 
 #elif defined(ONNXPOOL_FMA)
 
-// So many bytes, at most kBytes; the others are 0. What is copied piece by piece could not be read at once as a
+// So many elements, at most kBytes; the others are 0. What is copied piece by piece could not be read at once as a
 // whole: memory is read word by word into lanes, and what is less than a word goes through a register.
-template <int kBytes>
-inline auto read_first(const char* source, int64_t bytes) {
+template <int kBytes, class T>
+inline auto read_first(const T* source, int64_t count) {
     using Words = Vector<int32_t, kBytes / 4>;
-    const auto whole = static_cast<int32_t>(bytes / 4);
+    const auto whole = static_cast<int32_t>(sizeof(T) < 4 ? count / (4 / sizeof(T)) : count * (sizeof(T) / 4));
     const auto is_whole = counting<Words>() < whole;
+    const auto* const first = reinterpret_cast<const int*>(source);
     Words words;
     if constexpr (kBytes == 32) {
-        words = (Words)_mm256_maskload_epi32(reinterpret_cast<const int*>(source), (__m256i)is_whole);
+        words = (Words)_mm256_maskload_epi32(first, (__m256i)is_whole);
     } else {
-        words = (Words)_mm_maskload_epi32(reinterpret_cast<const int*>(source), (__m128i)is_whole);
+        words = (Words)_mm_maskload_epi32(first, (__m128i)is_whole);
     }
-    uint32_t rest = 0;
-    const char* next = source + 4 * whole;
-    if (bytes & 2) {
-        uint16_t two;
-        std::memcpy(&two, next, 2);
-        rest = two;
-        next += 2;
+    if constexpr (sizeof(T) < 4) {
+        const int64_t bytes = count * sizeof(T);
+        uint32_t rest = 0;
+        const char* next = reinterpret_cast<const char*>(first + whole);
+        if (bytes & 2) {
+            uint16_t two;
+            std::memcpy(&two, next, 2);
+            rest = two;
+            next += 2;
+        }
+        if (bytes & 1) rest |= static_cast<uint32_t>(static_cast<uint8_t>(*next)) << 8 * (bytes & 2);
+        words = counting<Words>() == whole ? Words{} + static_cast<int32_t>(rest) : words;
     }
-    if (bytes & 1) rest |= static_cast<uint32_t>(static_cast<uint8_t>(*next)) << 8 * (bytes & 2);
-    return counting<Words>() == whole ? Words{} + static_cast<int32_t>(rest) : words;
+    return words;
 }
 
 #endif
@@ -337,8 +353,7 @@ inline auto load_first(const T* source, int64_t count) {
     static_assert(sizeof(bits) <= sizeof(read));
     std::memcpy(&bits, &read, sizeof(bits));
 #elif defined(ONNXPOOL_FMA)
-    const auto read =
-        read_first<std::max<int>(sizeof(bits), 16)>(reinterpret_cast<const char*>(source), count * sizeof(T));
+    const auto read = read_first<std::max<int>(sizeof(bits), 16)>(source, count);
     std::memcpy(&bits, &read, sizeof(bits));
 #else
     std::memcpy(&bits, source, count * sizeof(T));

@@ -393,6 +393,7 @@ struct RowTaps {
     std::vector<int64_t> offsets;  // of the rows of elements, one row of results after the other
     std::vector<Row> rows;
     int64_t most_taps = 0;  // of a row
+    bool any_run = false;   // of more than one row
 
     RowTaps() = default;
 
@@ -409,6 +410,7 @@ struct RowTaps {
         for (size_t row = rows.size() - 1; elements_follow && row-- > 0;) {
             if (follows(rows[row], rows[row + 1], tables.back().input)) {
                 rows[row].together = rows[row + 1].together + 1;
+                any_run = true;
             }
         }
     }
