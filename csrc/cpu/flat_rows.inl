@@ -19,6 +19,7 @@ public:
           result_phases_(along.result_phases),
           pitch_(along.pitch()),
           is_one_run_(along.results_follow()),
+          asks_at_once_(along.columns * static_cast<int64_t>(sizeof(T)) < 3 * 64),
           rows_(call.geometry, output_size, tables, call.x.strides + 2, along.elements_follow()) {
         prepare_taps(along, most_rows);
         prepare_shares(is_in_memory);
@@ -104,12 +105,10 @@ protected:
     }
 
     void prepare_shares(bool is_in_memory) {
-        constexpr int64_t least_row_bytes = 3 * 64;  // what processors foresee of shorter ones is better
         const auto rows = static_cast<int64_t>(rows_.rows.size());
-        const bool asks = is_in_memory && columns_ * static_cast<int64_t>(sizeof(T)) >= least_row_bytes;
         const Geometry& geometry = call_.geometry;
-        int64_t extent = asks;
-        for (int a = 0; asks && a < geometry.rank; ++a) {
+        int64_t extent = is_in_memory;
+        for (int a = 0; is_in_memory && a < geometry.rank; ++a) {
             extent += (geometry.axes[a].input - 1) * call_.x.strides[2 + a];
         }
         for (int64_t row = 0; row <= rows; ++row) shares_.push_back(extent * row / rows);
@@ -130,6 +129,7 @@ protected:
             const T* x = plane_at<const T>(call_.x, plane / call_.geometry.channels, plane % call_.geometry.channels);
             const int64_t rows = std::min(plane_rows - row, count);
             const Row *const row_begin = rows_.rows.data() + row, *const row_end = row_begin + rows;
+            if (begin == 0 && asks_at_once_) ask_for_next(x, row_begin, row_end);
             if (columns_ <= kCount) {
                 phases_ == 1 ? combine_short_rows<1, 1>(x, row_begin, row_end, begin, end, target)
                              : combine_short_rows<2, 1>(x, row_begin, row_end, begin, end, target);
@@ -187,7 +187,7 @@ protected:
         while (row != row_end) {
             const auto [tap, last_tap, together] = limited(*row, begin, end);
             const int64_t rows = std::min<int64_t>(together, row_end - row);
-            if (begin == 0) ask_for_next(plane, row, row + rows);
+            if (begin == 0 && !asks_at_once_) ask_for_next(plane, row, row + rows);
             if (tap < last_tap) {
                 combine_run<kPhases>(plane, rows_.offsets.data() + tap, rows_.offsets.data() + last_tap,
                                      (rows - 1) * kPhases * pitch_ + columns_, target);
@@ -318,7 +318,8 @@ protected:
     const int64_t columns_, outputs_;  // of a row
     const int64_t phases_, result_phases_;
     const int64_t pitch_;
-    const bool is_one_run_;  // the results of rows follow each other as they do in phases
+    const bool is_one_run_;    // the results of rows follow each other as they do in phases
+    const bool asks_at_once_;  // for what comes after all rows of a group: they are short ones
     const RowTaps rows_;
     std::vector<int64_t> shares_;  // before each row: of a plane's elements, how many are asked for until then
     Accumulator* phase_[kMostPhases] = {};

@@ -283,7 +283,7 @@ inline V where(LanesOf<V> lanes, V a, V b) {
         return (V)_mm512_mask_blend_epi8(lanes, (__m512i)b, (__m512i)a);
     }
 #else
-    return lanes ? a : b;
+    return lanes < 0 ? a : b;  // all bits or none: x86 selects by the first one
 #endif
 }
 
