@@ -252,16 +252,19 @@ protected:
         };
         constexpr std::integral_constant<int, 1> one;
         constexpr std::integral_constant<int, 2> two;
+        constexpr std::integral_constant<int, ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2> many;
         for (int64_t first = begin; first < end; first += line) {
             const int64_t place = is_one_run_ ? first / phases : first / outputs_ * pitch;
             int64_t column = is_one_run_ ? place % pitch : 0, i = 0;
-            for (; i + kCount < places; i += 2 * kCount) {
-                const int64_t columns[] = {column, next(column)};
-                visit(two, place + i, first + i * phases, columns);
-                column = next(columns[1]);
-            }
-            const int64_t columns[] = {column};
-            if (i < places) visit(one, place + i, first + i * phases, columns);
+            const auto visit_next = [&](auto count) {
+                int64_t columns[count];
+                for (int v = 0; v < count; ++v) columns[v] = std::exchange(column, next(column));
+                visit(count, place + i, first + i * phases, columns);
+                i += count * kCount;
+            };
+            while (i + (many - 1) * kCount < places) visit_next(many);
+            if (i + kCount < places) visit_next(two);
+            if (i < places) visit_next(one);
         }
     }
 
