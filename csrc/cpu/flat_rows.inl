@@ -551,6 +551,7 @@ void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
     const int64_t outputs = tables.back().output;
     const bool has_empty = has_empty_window(tables);
     FlatMaxima<T> rows(reduction, call, tables, windows);
+    const bool streams = exceeds_caches<T>(call) && !has_empty;
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t first = unit * together, count = std::min(together, all_rows - first);
         rows.compute(first, count, [&](int64_t i, int64_t size, const float* maxima, const int32_t* positions) {
@@ -558,9 +559,12 @@ void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
             const int64_t index = first_index(call, plane / geometry.channels, plane % geometry.channels);
             T* const y = static_cast<T*>(call.y.data) + first * outputs + i;
             int64_t* const indices = static_cast<int64_t*>(call.indices.data) + first * outputs + i;
+            const bool whole = streams && are_whole_lines(y, size) && are_whole_lines(indices, size);
+            const Stores stores = whole ? Stores::kStreaming : Stores::kAhead;
+            in_vectors<kLanes<float>>(
+                size, [&](int64_t k, auto n) { store(y + k, reduction.finish(load<n>(maxima + k)), stores); });
             in_vectors<kLanes<int64_t>>(size, [&](int64_t k, auto n) {
-                store(y + k, reduction.finish(load<n>(maxima + k)));
-                store(indices + k, convert<int64_t>(load<n>(positions + k)) + index);
+                store(indices + k, convert<int64_t>(load<n>(positions + k)) + index, stores);
             });
         });
         if (!has_empty) continue;
@@ -574,4 +578,5 @@ void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
             }
         }
     }
+    finish_streaming(streams);
 }
