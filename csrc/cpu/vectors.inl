@@ -95,15 +95,20 @@ inline auto values_of(Bits bits) {
     }
 }
 
+template <int kCount, class T>
+inline BitsVector<T, kCount> load_bits(const T* source) {
+    BitsVector<T, kCount> bits;
+    std::memcpy(&bits, source, sizeof(bits));
+    return bits;
+}
+
 // kCount elements as values, or one.
 template <int kCount, class T>
 inline auto load(const T* source) {
     if constexpr (kCount == 1) {
         return static_cast<comparable_t<T>>(*source);
     } else {
-        BitsVector<T, kCount> bits;
-        std::memcpy(&bits, source, sizeof(bits));
-        return values_of<T>(bits);
+        return values_of<T>(load_bits<kCount>(source));
     }
 }
 
@@ -239,6 +244,27 @@ inline V interleave(V first, V second) {
         return __builtin_shufflevector(even, odd, kBegin, kBegin + 1, kBegin + 4, kBegin + 5);
     }
     return interleave<kBegin>(first, second, std::make_integer_sequence<int, lanes_of<V>>());
+}
+
+// The same in each half of vectors.
+template <int kBegin, class V, int... i>
+inline V interleave_halves(V first, V second, std::integer_sequence<int, i...>) {
+    constexpr int half = lanes_of<V> / 2;
+    return __builtin_shufflevector(first, second, (i / half * half + kBegin + i % half / 2 + i % 2 * lanes_of<V>)...);
+}
+template <int kBegin, class V>
+inline V interleave_halves(V first, V second) {
+    return interleave_halves<kBegin>(first, second, std::make_integer_sequence<int, lanes_of<V>>());
+}
+
+// All numbers of both.
+template <class V, int... i>
+inline auto joined(V first, V second, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(first, second, i...);
+}
+template <class V>
+inline auto joined(V first, V second) {
+    return joined(first, second, std::make_integer_sequence<int, 2 * lanes_of<V>>());
 }
 
 // Some lanes of V: one bit for each or, where processors have no such masks, all bits of its number.
