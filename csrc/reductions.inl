@@ -99,8 +99,8 @@ inline V power_of(V x, double p) {
     // 2^exponent = 2^count 2^rest. Terms of even and of odd order apart: they do not wait for each other.
     const V shifted = exponent + units;
     const V rest = exponent - (shifted - units), square = rest * rest;
-    const V odd = polynomial(square, {0x1.00a581594758ep-16, 0x1.5d879ead06a82p-10, 0x1.c6b08d883dca1p-5,
-                                      0x1.62e42fefa39efp-1});
+    const V odd =
+        polynomial(square, {0x1.00a581594758ep-16, 0x1.5d879ead06a82p-10, 0x1.c6b08d883dca1p-5, 0x1.62e42fefa39efp-1});
     const V even = polynomial(square, {0x1.443fffc90db59p-13, 0x1.3b2a1b7152befp-7, 0x1.ebfbe045f4d3cp-3, 1});
     const auto count = bits_of(shifted);
     const V power = reinterpret<V>(bits_of(multiply_add(odd, rest, even)) + (count << 52));
@@ -184,10 +184,14 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
         const Accumulator sign = x > 0 ? Accumulator(1) : x < 0 ? Accumulator(-1) : x;
         const Accumulator ratio = std::abs(x) / y;
         switch (exponent()) {
-            case 1: return grad_y * sign;
-            case 2: return grad_y * (sign * ratio);
-            case 3: return grad_y * (sign * (ratio * ratio));
-            case 4: return grad_y * (sign * (ratio * ratio * ratio));
+            case 1:
+                return grad_y * sign;
+            case 2:
+                return grad_y * (sign * ratio);
+            case 3:
+                return grad_y * (sign * (ratio * ratio));
+            case 4:
+                return grad_y * (sign * (ratio * ratio * ratio));
         }
         return grad_y * (sign * std::pow(ratio, p - 1));
     }
@@ -195,10 +199,14 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
     template <class V>
     ONNXPOOL_HOST_DEVICE V power(V base) const {
         switch (exponent()) {
-            case 1: return base;
-            case 2: return base * base;
-            case 3: return base * base * base;
-            case 4: return (base * base) * (base * base);
+            case 1:
+                return base;
+            case 2:
+                return base * base;
+            case 3:
+                return base * base * base;
+            case 4:
+                return (base * base) * (base * base);
         }
 #if !defined(__CUDACC__)
         if constexpr (!std::is_same_v<T, double>) {
@@ -211,9 +219,12 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
     template <class V>
     ONNXPOOL_HOST_DEVICE V root(V sum) const {
         switch (exponent()) {
-            case 1: return sum;
-            case 2: return square_root(sum);
-            case 4: return square_root(square_root(sum));
+            case 1:
+                return sum;
+            case 2:
+                return square_root(sum);
+            case 4:
+                return square_root(square_root(sum));
         }
 #if !defined(__CUDACC__)
         if constexpr (!std::is_same_v<T, double>) {

@@ -252,7 +252,7 @@ protected:
         };
         constexpr std::integral_constant<int, 1> one;
         constexpr std::integral_constant<int, 2> two;
-        constexpr std::integral_constant<int, ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2> many;
+        constexpr std::integral_constant < int, ONNXPOOL_VECTOR_BYTES<64 ? 4 : 2> many;
         for (int64_t first = begin; first < end; first += line) {
             const int64_t place = is_one_run_ ? first / phases : first / outputs_ * pitch;
             int64_t column = is_one_run_ ? place % pitch : 0, i = 0;

@@ -405,7 +405,7 @@ template <class T>
 void backward_by_index(const Call& call, int64_t begin, int64_t end) {
     using Accumulator = accumulator_t<T>;
     constexpr bool in_place = std::is_same_v<T, Accumulator>;
-    constexpr int64_t kLeastLanes = 32, kLanesTogether = 128;  // of what is worth it, and is done at a time
+    constexpr int64_t kLeastLanes = 8, kLanesTogether = 128;  // of what is worth it, and is done at a time
     const Geometry& geometry = call.geometry;
     const int rank = geometry.rank;
     const int64_t block = index_lanes<T>(call), blocks = ceil_div(geometry.channels, block);
