@@ -183,31 +183,19 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
         if (y == 0) return 0;
         const Accumulator sign = x > 0 ? Accumulator(1) : x < 0 ? Accumulator(-1) : x;
         const Accumulator ratio = std::abs(x) / y;
-        switch (exponent()) {
-            case 1:
-                return grad_y * sign;
-            case 2:
-                return grad_y * (sign * ratio);
-            case 3:
-                return grad_y * (sign * (ratio * ratio));
-            case 4:
-                return grad_y * (sign * (ratio * ratio * ratio));
-        }
+        if (is(1)) return grad_y * sign;
+        if (is(2)) return grad_y * (sign * ratio);
+        if (is(3)) return grad_y * (sign * (ratio * ratio));
+        if (is(4)) return grad_y * (sign * (ratio * ratio * ratio));
         return grad_y * (sign * std::pow(ratio, p - 1));
     }
 
     template <class V>
     ONNXPOOL_HOST_DEVICE V power(V base) const {
-        switch (exponent()) {
-            case 1:
-                return base;
-            case 2:
-                return base * base;
-            case 3:
-                return base * base * base;
-            case 4:
-                return (base * base) * (base * base);
-        }
+        if (is(1)) return base;
+        if (is(2)) return base * base;
+        if (is(3)) return base * base * base;
+        if (is(4)) return (base * base) * (base * base);
 #if !defined(__CUDACC__)
         if constexpr (!std::is_same_v<T, double>) {
             return in_float64(base, [this](auto x) { return power_of(x, p); });
@@ -218,17 +206,12 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
 
     template <class V>
     ONNXPOOL_HOST_DEVICE V root(V sum) const {
-        switch (exponent()) {
-            case 1:
-                return sum;
-            case 2:
-                return square_root(sum);
-            case 4:
-                return square_root(square_root(sum));
-        }
+        if (is(1)) return sum;
+        if (is(2)) return square_root(sum);
+        if (is(4)) return square_root(square_root(sum));
 #if !defined(__CUDACC__)
         if constexpr (!std::is_same_v<T, double>) {
-            if (exponent() == 3) return cube_root(sum);
+            if (is(3)) return cube_root(sum);
             return in_float64(sum, [this](auto x) { return power_of(x, 1 / static_cast<double>(p)); });
         }
 #endif
@@ -236,7 +219,7 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
     }
 
     ONNXPOOL_HOST_DEVICE Accumulator library_root(Accumulator sum) const {
-        if (exponent() == 3) return std::cbrt(sum);
+        if (is(3)) return std::cbrt(sum);
         const Accumulator root = std::pow(sum, 1 / p);
         if constexpr (!std::is_same_v<T, double>) return root;
         // The rounded exponent 1/p costs |log(sum)| / p units in the last place: one Newton step gives them back.
@@ -244,8 +227,7 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
         return std::isfinite(correction) ? root - root * correction : root;
     }
 
-    // What small_exponent is, for the compiler where it knows.
-    ONNXPOOL_HOST_DEVICE int exponent() const { return kExponent ? kExponent : small_exponent; }
+    ONNXPOOL_HOST_DEVICE bool is(int exponent) const { return (kExponent ? kExponent : small_exponent) == exponent; }
 };
 
 // The p-norm of data divided by `scale`, the largest magnitude among them, times `scale`: no power overflows, and those
