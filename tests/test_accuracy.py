@@ -62,6 +62,20 @@ def test_error_is_not_above_onnxruntimes(case, kind):
     assert ours.mean() <= theirs.mean()
 
 
+@pytest.mark.parametrize("operator", ["LpPool", "GlobalLpPool"])
+@pytest.mark.parametrize("p", [1, 1.1, 1.7, 2, 2.5, 3, 4, 7.3, 30])
+def test_float32_norms_are_rounded_once(operator, p):
+    """Powers, sums and roots are float64, or as good as makes no difference: what remains is half a unit in the last
+    place."""
+    attributes = {"p": p} | ({"kernel_shape": [3, 3], "strides": [2, 2]} if operator == "LpPool" else {})
+    case = Case(operator, (2, 5, 13, 14), attributes)
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal(case.shape) * 10 ** rng.uniform(-3, 3, (2, 5, 1, 1))).astype(np.float32)
+    exact = oracle.FORWARD[operator](x.astype(np.float64), **attributes)
+    error = np.abs(to_array(call(case, [to_tensor(x)])) - exact)
+    assert (error / np.spacing(exact.astype(np.float32))).max() < 0.51
+
+
 SAME_ORDER = [
     ((3, 5, 40), {"kernel_shape": [3], "strides": [2], "pads": [1, 1]}),
     ((2, 3, 60), {"kernel_shape": [5]}),
