@@ -22,7 +22,7 @@ public:
           asks_at_once_(along.columns * static_cast<int64_t>(sizeof(T)) < 3 * 64),
           rows_(call.geometry, output_size, tables, call.x.strides + 2, along.elements_follow()) {
         prepare_taps(along, most_rows);
-        prepare_shares(is_in_memory);
+        prepare_shares(is_in_memory && !(kForeseesRuns && call.geometry.rank == 1));
     }
 
     FlatRows(const FlatRows&) = delete;  // refers to itself
@@ -104,11 +104,11 @@ protected:
         }
     }
 
-    void prepare_shares(bool is_in_memory) {
+    void prepare_shares(bool asks) {
         const auto rows = static_cast<int64_t>(rows_.rows.size());
         const Geometry& geometry = call_.geometry;
-        int64_t extent = is_in_memory;
-        for (int a = 0; is_in_memory && a < geometry.rank; ++a) {
+        int64_t extent = asks;
+        for (int a = 0; asks && a < geometry.rank; ++a) {
             extent += (geometry.axes[a].input - 1) * call_.x.strides[2 + a];
         }
         for (int64_t row = 0; row <= rows; ++row) shares_.push_back(extent * row / rows);

@@ -18,10 +18,12 @@ inline typename R::Accumulator combine_lanes(const R& reduction, V a) {
     }
 }
 
-// Into several accumulators: whatever the width of vectors, x[i] goes to the one at i % kAccumulators.
+// Into several accumulators, more of them for long runs: whatever the width of vectors, x[i] goes to the one at
+// i % kAccumulators.
 template <int kAccumulators, class R>
 inline typename R::Accumulator reduce_contiguous(const R& reduction, const typename R::Element* x, int64_t size) {
     using Accumulator = typename R::Accumulator;
+    constexpr bool is_long = kAccumulators > 16;
     constexpr int lanes = std::min(kLanes<Accumulator>, kAccumulators);
     constexpr int vectors = kAccumulators / lanes;
     using V = Vector<Accumulator, lanes>;
@@ -42,7 +44,9 @@ inline typename R::Accumulator reduce_contiguous(const R& reduction, const typen
             std::copy_n(partial + first, kept, sums);
             for (int64_t i = begin + first * lanes; i < end; i += kAccumulators) {
                 // One run of memory: nothing else needs places in the first cache.
-                for (int j = 0; j < kept * lanes; j += line) look_ahead<8192, kFirst>(x + i + j);
+                if (!is_long || !kForeseesRuns) {
+                    for (int j = 0; j < kept * lanes; j += line) look_ahead<8192, kFirst>(x + i + j);
+                }
 #pragma GCC unroll 8
                 for (int v = 0; v < kept; ++v) take_in(sums[v], i + v * lanes);
             }

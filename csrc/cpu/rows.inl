@@ -164,7 +164,7 @@ public:
           outer_reduction_(reduction, tables_, is_separable_ ? last_ : 0),
           padded_(reduction, axis_, tables_[last_], rows),
           sums_(axis.output),
-          prefetched_(elements_per_output_row(tables_)),
+          prefetched_(kForeseesRuns && last_ == 0 ? 0 : elements_per_output_row(tables_)),
           position_strides_(position_strides) {
         if constexpr (is_dear<R>) {
             if (!is_separable_) lifted_.emplace(reduction, tables_);  // otherwise each is lifted once anyway

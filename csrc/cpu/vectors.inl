@@ -162,6 +162,10 @@ inline void finish_streaming([[maybe_unused]] bool streams) {
 // those places: what is asked for long before it is needed had better go to the second one, which waits for many.
 enum Cache { kFirst = 3, kSecond = 2 };  // as __builtin_prefetch has it
 
+// Whether processors foresee long runs of memory that are read once, one after the other: then asking for them costs
+// more than it gives. So it is on Zen 3; Zen 4, which has AVX-512, reads them faster when asked.
+constexpr bool kForeseesRuns = ONNXPOOL_VECTOR_BYTES < 64;
+
 // Compilers leave out calls of functions that do nothing but ask.
 #define ONNXPOOL_ASKING __attribute__((always_inline)) inline
 
