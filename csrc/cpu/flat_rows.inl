@@ -252,7 +252,8 @@ protected:
         };
         constexpr std::integral_constant<int, 1> one;
         constexpr std::integral_constant<int, 2> two;
-        constexpr std::integral_constant < int, ONNXPOOL_VECTOR_BYTES<64 ? 4 : 2> many;
+        constexpr int most = ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2;
+        constexpr std::integral_constant<int, most> many;
         for (int64_t first = begin; first < end; first += line) {
             const int64_t place = is_one_run_ ? first / phases : first / outputs_ * pitch;
             int64_t column = is_one_run_ ? place % pitch : 0, i = 0;
@@ -262,7 +263,7 @@ protected:
                 visit(count, place + i, first + i * phases, columns);
                 i += count * kCount;
             };
-            while (i + (many - 1) * kCount < places) visit_next(many);
+            while (i + (most - 1) * kCount < places) visit_next(many);
             if (i + kCount < places) visit_next(two);
             if (i < places) visit_next(one);
         }
