@@ -91,14 +91,13 @@ inline with_numbers_t<To, V> convert_vector(V value) {
     constexpr bool between_integers = std::is_integral_v<From> && std::is_integral_v<To>;
     using Instruction =
         OneInstruction<From, std::conditional_t<between_integers, integer_t<sizeof(To), true>, To>, Shape<V>::kCount>;
+    // Compilers take vectors apart, too, whose numbers grow or shrink more than twofold.
+    constexpr bool is_signed = std::is_signed_v<From>;
     if constexpr (Instruction::value) {
         typename Instruction::Register numbers{};
         std::memcpy(&numbers, &value, sizeof(value));
         return (Result)Instruction::convert(numbers);
-    }
-    // Compilers take vectors apart, too, whose numbers grow or shrink more than twofold.
-    constexpr bool is_signed = std::is_signed_v<From>;
-    if constexpr (between_integers && sizeof(To) > 2 * sizeof(From)) {
+    } else if constexpr (between_integers && sizeof(To) > 2 * sizeof(From)) {
         return convert_vector<To>(convert_vector<integer_t<2 * sizeof(From), is_signed>>(value));
     } else if constexpr (between_integers && 2 * sizeof(To) < sizeof(From)) {
         return convert_vector<To>(convert_vector<integer_t<sizeof(From) / 2, is_signed>>(value));

@@ -19,7 +19,7 @@ public:
           result_phases_(along.result_phases),
           pitch_(along.pitch()),
           is_one_run_(along.results_follow()),
-          asks_at_once_(along.columns * static_cast<int64_t>(sizeof(T)) < 3 * 64),
+          asks_at_once_(along.columns * static_cast<int64_t>(sizeof(T)) < kLeastBytesAskedFor),
           rows_(call.geometry, output_size, tables, call.x.strides + 2, along.elements_follow()) {
         prepare_taps(along, most_rows);
         prepare_shares(is_in_memory && !(kForeseesRuns && call.geometry.rank == 1));
@@ -68,6 +68,7 @@ public:
 
 protected:
     static constexpr int kCount = kLanes<Accumulator>;
+    static constexpr int64_t kLeastBytesAskedFor = 3 * 64;  // for each row: shorter ones are asked for together
     using V = Vector<Accumulator, kCount>;
 
     using Lanes = LanesOf<V>;
@@ -252,7 +253,7 @@ protected:
         };
         constexpr std::integral_constant<int, 1> one;
         constexpr std::integral_constant<int, 2> two;
-        constexpr int most = ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2;
+        constexpr int most = ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2;  // enough to pay for finding lanes and columns
         constexpr std::integral_constant<int, most> many;
         for (int64_t first = begin; first < end; first += line) {
             const int64_t place = is_one_run_ ? first / phases : first / outputs_ * pitch;
@@ -323,7 +324,7 @@ protected:
     const int64_t phases_, result_phases_;
     const int64_t pitch_;
     const bool is_one_run_;    // the results of rows follow each other as they do in phases
-    const bool asks_at_once_;  // for what comes after all rows of a group: they are short ones
+    const bool asks_at_once_;  // for what comes after all rows of a group, rather than after each
     const RowTaps rows_;
     std::vector<int64_t> shares_;  // before each row: of a plane's elements, how many are asked for until then
     Accumulator* phase_[kMostPhases] = {};
@@ -560,6 +561,7 @@ void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
             const int64_t index = first_index(call, plane / geometry.channels, plane % geometry.channels);
             T* const y = static_cast<T*>(call.y.data) + first * outputs + i;
             int64_t* const indices = static_cast<int64_t*>(call.indices.data) + first * outputs + i;
+            // Unlike single results, these gain from memory that is asked for even where they are too many for caches.
             const bool whole = streams && are_whole_lines(y, size) && are_whole_lines(indices, size);
             const Stores stores = whole ? Stores::kStreaming : Stores::kAhead;
             in_vectors<kLanes<float>>(

@@ -347,7 +347,8 @@ inline auto read_lanes(const void* source, uint64_t lanes) {
 template <int kBytes, class T>
 inline auto read_first(const T* source, int64_t count) {
     using Words = Vector<int32_t, kBytes / 4>;
-    const auto whole = static_cast<int32_t>(sizeof(T) < 4 ? count / (4 / sizeof(T)) : count * (sizeof(T) / 4));
+    const size_t bytes = static_cast<size_t>(count) * sizeof(T);
+    const auto whole = static_cast<int32_t>(bytes / 4);
     const auto is_whole = counting<Words>() < whole;
     const auto* const first = reinterpret_cast<const int*>(source);
     Words words;
@@ -357,7 +358,6 @@ inline auto read_first(const T* source, int64_t count) {
         words = (Words)_mm_maskload_epi32(first, (__m128i)is_whole);
     }
     if constexpr (sizeof(T) < 4) {
-        const int64_t bytes = count * sizeof(T);
         uint32_t rest = 0;
         const char* next = reinterpret_cast<const char*>(first + whole);
         if (bytes & 2) {
