@@ -20,7 +20,8 @@ public:
     GatheredRows(const Call& call, const RowsOfCoverings<T, Accumulator>& covered)
         : elements_(covered.along.outputs),
           windows_(covered.along.columns),
-          results_follow_(covered.along.results_follow()) {
+          results_follow_(covered.along.results_follow()),
+          streams_(exceeds_caches<T>(call)) {
         const Geometry& geometry = call.geometry;
         int64_t strides[kMaxSpatialRank], longest = 0;
         plane_windows_ = packed_strides(geometry, 1, output_size, strides);
@@ -52,9 +53,9 @@ public:
     }
 
     // The gradients of `count` rows of these planes from `first` on, to which all come in turn. Behind them there is
-    // `room` for elements that mean nothing.
+    // `room` for elements that mean nothing. Inlined, the loops run out of registers.
     template <int kPhases>
-    void compute(int64_t first, int64_t count, int64_t room, T* grad_x) {
+    __attribute__((noinline)) void compute(int64_t first, int64_t count, int64_t room, T* grad_x) {
         const auto plane_rows = static_cast<int64_t>(rows_.rows.size());
         int64_t own = first % plane_rows, window = first / plane_rows * plane_windows_;
         int64_t rest = count * elements_;
@@ -74,6 +75,9 @@ public:
             row += rows;
         }
     }
+
+    // After the last row.
+    void finish() const { finish_streaming(streams_); }
 
 private:
     static constexpr int kCount = kLanes<Accumulator>;
@@ -105,6 +109,8 @@ private:
         const Position* const named = named_.data() + room_ + first_window;
         const Accumulator* const sent = sent_.data() + room_ + first_window;
         const int64_t* const taps = taps_.data();
+        // Where windows have no strides, more is read than written, and nothing is gained.
+        const bool whole = streams_ && kPhases > 1 && are_whole_lines(grad_x, size);
         const auto gather_vectors = [&](auto count, int64_t i) {
             V sums[kPhases][count];
             const auto gather_phase = [&](V(&sum)[count], int phase) {
@@ -126,8 +132,9 @@ private:
             T beyond_end[kPhases * count * kCount];
             const bool fits = i + kPhases * count * kCount <= size + room;
             T* target = fits ? grad_x + i : beyond_end;
+            const bool streams = whole && fits;
             const auto put = [&](V sum) {
-                store_ahead(target, convert<T>(sum), false);
+                store_ahead(target, convert<T>(sum), streams);
                 target += kCount;
             };
             for (int v = 0; v < count; ++v) {
@@ -156,6 +163,7 @@ private:
 
     const int64_t elements_, windows_;  // of a row
     const bool results_follow_;
+    const bool streams_;  // what is whole lines of memory, past the caches
     int64_t plane_windows_;
     int64_t room_;  // for windows beyond the planes' ends
     RowTaps rows_;
@@ -189,6 +197,7 @@ void backward_gathered_rows(const Call& call, int64_t begin, int64_t end) {
         covered.along.result_phases == 1 ? gathered.template compute<1>(first, count, room, target)
                                          : gathered.template compute<2>(first, count, room, target);
     });
+    gathered.finish();
 }
 
 // Elements of channels that are next to each other.
@@ -454,6 +463,7 @@ void backward_by_index(const Call& call, int64_t begin, int64_t end) {
     const int64_t index_step = call.indices.strides[2 + last], index_lane_step = call.indices.strides[1];
 
     Buffer<Accumulator> buffer(in_place ? 0 : size * block);
+    Buffer<int64_t> lane_indices(block);  // of their planes' first elements
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = unit / blocks, channel = unit % blocks * block;
         const int64_t lanes = std::min(block, geometry.channels - channel);
@@ -461,6 +471,7 @@ void backward_by_index(const Call& call, int64_t begin, int64_t end) {
         const int64_t* indices = plane_at<const int64_t>(call.indices, image, channel);
         T* grad_x = plane_at<T>(call.grad_x, image, channel);
         const int64_t first = first_index(call, image, channel);
+        for (int64_t lane = 0; lane < lanes; ++lane) lane_indices[lane] = first + lane * call.index_strides[1];
         Accumulator* sums = buffer.data();
         if constexpr (in_place) sums = grad_x;
         if (lane_step == 1) {
@@ -485,15 +496,15 @@ void backward_by_index(const Call& call, int64_t begin, int64_t end) {
         const auto scatter_lanes = [&](int64_t begin, int64_t end, const T* grad, const int64_t* index) {
             int64_t elements[kLanesTogether];
             const int64_t count = end - begin, elements_end = size, element_step = step, sum_step = lane_step;
-            const int64_t grad_lane = grad_lane_step, index_lane = call.index_strides[1];
-            const int64_t begin_index = first + begin * index_lane;
+            const int64_t grad_lane = grad_lane_step;
+            const int64_t* const own_indices = lane_indices.data() + begin;
             index += begin;
             grad += begin * grad_lane;
             in_vectors<kLanes<int64_t>>(count, [&](int64_t i, auto n) {
                 look_ahead<4096>(index + i);
                 look_ahead<2048>(grad + i);
-                const auto lane_index = begin_index + index_lane * (i + counting<decltype(load<n>(index))>());
-                store(elements + i, position_below<int64_t>(elements_end, load<n>(index + i) - lane_index));
+                const auto position = load<n>(index + i) - load<n>(own_indices + i);
+                store(elements + i, position_below<int64_t>(elements_end, position));
             });
             Accumulator* const own_sums = sums + begin * sum_step;
             for (int64_t i = 0; i < count; ++i) {

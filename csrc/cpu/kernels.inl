@@ -19,6 +19,7 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "planes.inl"
 #include "rows.inl"
 #include "flat_rows.inl"
+#include "flat_maxima.inl"
 #include "gradients.inl"
 #include "index_gradients.inl"
 // clang-format on
@@ -153,8 +154,7 @@ inline bool has_few_rows(const Geometry& geometry) {
 // Whether rows that follow each other are worth it, for accumulators of this size: of windows, or of the elements that
 // windows cover.
 template <bool kCoverings>
-bool fits_flat_rows(const Geometry& geometry, int64_t accumulator_size) {
-    constexpr int64_t most_taps = 1 << 12;  // of results that a vector may begin with
+bool fits_flat_rows(const Geometry& geometry, int64_t accumulator_size, int64_t most_taps = 1 << 12) {
     constexpr int64_t least_lanes = 4;
     const Axis& axis = geometry.axes[geometry.rank - 1];
     if (ONNXPOOL_VECTOR_BYTES < least_lanes * accumulator_size || axis.stride > kMostPhases ||
@@ -177,31 +177,28 @@ bool has_flat_rows(const Call& call) {
     return R::kInOrder || !(tables.back().windows_share || is_separable<R>(tables));
 }
 
-// Rows that follow each other: null where there are none.
+// Whether maxima with Indices are found along rows that follow each other, and then of the rows.
+template <class T>
+bool has_flat_maxima(const Call& call) {
+    using Accumulator = typename ComparedMax<T>::Accumulator;
+    constexpr double most_rows = 32;  // of a window: keys share what more of them have in common
+    constexpr int64_t most_taps = 1 << 13;
+    const Geometry& geometry = call.geometry;
+    double rows = 1;
+    for (int a = 0; a + 1 < geometry.rank; ++a) rows *= static_cast<double>(geometry.axes[a].kernel);
+    return !call.channels_innermost && rows <= most_rows && !spans_plane(geometry) &&
+           (sizeof(Accumulator) == 8 || has_positions_of_32_bits(geometry)) &&
+           fits_flat_rows<false>(geometry, sizeof(Accumulator), most_taps) && call.x.strides[1 + geometry.rank] == 1 &&
+           is_contiguous(geometry, call.y, output_size) && is_contiguous(geometry, call.indices, output_size);
+}
+
+// Groups of rows that follow each other.
 template <class R>
-Task plan_flat_rows(const Call& call) {
-    const int64_t outputs = call.geometry.axes[call.geometry.rank - 1].output;
-    const auto task = [&](decltype(Task::run) run, const auto& windows) -> Task {
-        return {run, ceil_div(windows.all, windows.together),
-                elements_per_row(call, outputs) * static_cast<double>(windows.together)};
-    };
-    if constexpr (is_keyed<R>) {
-        using T = typename R::Element;
-        if constexpr (!std::is_integral_v<T>) {
-            // Tables of positions are made first: they have to pay, and to stay in a core's own caches.
-            constexpr int64_t least_planes = 8;
-            constexpr double most_table_entries = 1 << 16;
-            const Geometry& geometry = call.geometry;
-            const double table_entries = rows_of_windows(geometry) * static_cast<double>(outputs);
-            if (geometry.batch * geometry.channels >= least_planes && table_entries <= most_table_entries &&
-                has_flat_rows<Max<T>>(call)) {
-                return task(forward_flat_maxima<T>, RowsOfWindows<Max<T>>(call));
-            }
-        }
-    } else if constexpr (!R::kIndexed && !is_dear<R>) {
-        if (has_flat_rows<R>(call)) return task(forward_flat_rows<R>, RowsOfWindows<R>(call));
-    }
-    return {};
+Task plan_flat_rows(const Call& call, decltype(Task::run) run) {
+    const RowsOfWindows<R> windows(call);
+    return {run, ceil_div(windows.all, windows.together),
+            elements_per_row(call, call.geometry.axes[call.geometry.rank - 1].output) *
+                static_cast<double>(windows.together)};
 }
 
 template <class R>
@@ -221,7 +218,9 @@ Task plan_window(const Call& call) {
             task.run = forward_channels<R>;
             return task;
         }
-        if (const Task flat_rows = plan_flat_rows<R>(call); flat_rows.run) return flat_rows;
+        if constexpr (!is_keyed<R> && !is_dear<R>) {
+            if (has_flat_rows<R>(call)) return plan_flat_rows<R>(call, forward_flat_rows<R>);
+        }
         if (can_be_packed<R>(call)) return plan_packed<R>(call);
     }
     if constexpr (!R::kIndexed && !R::kInOrder) {
@@ -267,7 +266,7 @@ inline double taps_of_window(const Geometry& geometry) {
 template <class T>
 bool has_lane_maxima(const Call& call) {
     constexpr double most_taps = 49;
-    if (std::is_integral_v<T> || !call.channels_innermost || call.y.strides[1] != 1 || call.indices.strides[1] != 1) {
+    if (!call.channels_innermost || call.y.strides[1] != 1 || call.indices.strides[1] != 1) {
         return false;
     }
     const Geometry& geometry = call.geometry;
@@ -278,14 +277,15 @@ bool has_lane_maxima(const Call& call) {
 template <class R>
 Task plan_forward_of(const Call& call) {
     using T = typename R::Element;
-    if constexpr (R::kIndexed && !std::is_integral_v<T>) {
+    if constexpr (R::kIndexed) {
         if (has_lane_maxima<T>(call)) {
             return {forward_lane_maxima<T>, count_rows(call, output_size),
                     elements_per_row(call, call.geometry.axes[call.geometry.rank - 1].output)};
         }
+        if (has_flat_maxima<T>(call)) return plan_flat_rows<ComparedMax<T>>(call, forward_flat_maxima<T>);
     }
     if constexpr (R::kIndexed && !std::is_same_v<T, double>) {
-        if (can_be_keyed(call)) return plan_forward_of<KeyedMax<T>>(call);
+        if (can_be_keyed<T>(call)) return plan_forward_of<KeyedMax<T>>(call);
     }
     if constexpr (is_half_precision<T> && std::is_same_v<R, Max<T>>) {
         return plan_forward_of<OrderedMax<T>>(call);

@@ -2,22 +2,27 @@
 // A maximum and its position as one integer, so that "the larger value, of equal ones the first" is the larger key, and
 // maxima with indices run through the same loops as all other reductions.
 
-constexpr int64_t kMaxKeyedPositions = int64_t{1} << 31;
-
-// From the highest bit: 32 bits that order like the values (NaN above everything, both zeros alike), 31 bits that count
-// down with the position in the plane, and whether the value is -0.
+// From the highest bit: the value, as bits that order like it, and bits that count down with the position in the plane.
+// Integers of 8 bits leave 24 of 32 for that. Others take 32 of 64 (NaN above everything, both zeros alike) and leave
+// 31, the last one being whether the value is -0.
 template <class T>
-struct KeyedMax : Largest<int64_t> {
+struct KeyedMax : Largest<std::conditional_t<std::is_integral_v<T>, int32_t, int64_t>> {
     using Element = T;
-    static constexpr int64_t kFirstPosition = 0xfffffffe;
+    using typename Largest<std::conditional_t<std::is_integral_v<T>, int32_t, int64_t>>::Accumulator;
+    static constexpr bool kIsInteger = std::is_integral_v<T>;
+    static constexpr int kValueShift = kIsInteger ? 24 : 32, kPositionShift = kIsInteger ? 0 : 1;
+    static constexpr int64_t kMostPositions = int64_t{1} << (kValueShift - kPositionShift);
+    static constexpr Accumulator kPositionMask = (Accumulator{1} << kValueShift) - 1;
+    static constexpr Accumulator kFirstPosition = kPositionMask >> kPositionShift << kPositionShift;
+    static constexpr int kMiddle = std::is_same_v<T, uint8_t> ? 128 : 0;  // of integers, which becomes 0
 
     explicit KeyedMax(const Parameters&) {}
 
     // The key of x at position 0.
     template <class V>
     auto lift(V x) const {
-        if constexpr (std::is_integral_v<T>) {
-            return key_of(convert<int32_t>(x), 0);
+        if constexpr (kIsInteger) {
+            return key_of(convert<int32_t>(x) - kMiddle, 0);
         } else {
             constexpr auto lowest = std::numeric_limits<int32_t>::min(), highest = std::numeric_limits<int32_t>::max();
             const auto bits = reinterpret<with_numbers_t<int32_t, V>>(x);
@@ -31,19 +36,19 @@ struct KeyedMax : Largest<int64_t> {
     // The key of the same value that much further on.
     template <class V, class Position>
     V moved(V key, Position positions) const {
-        return key - 2 * positions;
+        return key - (convert<Accumulator>(positions) << kPositionShift);
     }
 
     template <class V>
     auto position(V key) const {
-        return (kFirstPosition + 1 - (key & 0xffffffff)) >> 1;
+        return convert<int64_t>((kFirstPosition - (key & kFirstPosition)) >> kPositionShift);
     }
 
     template <class V>
     auto finish(V key) const {
-        const auto ordered = convert<int32_t>(key >> 32);
-        if constexpr (std::is_integral_v<T>) {
-            return convert<T>(ordered);
+        const auto ordered = convert<int32_t>(key >> kValueShift);
+        if constexpr (kIsInteger) {
+            return convert<T>(ordered + kMiddle);
         } else {
             const auto bits = ordered ^ ((ordered >> 31) & std::numeric_limits<int32_t>::max());
             const auto sign = convert<uint32_t>(key & 1) << 31;
@@ -56,8 +61,8 @@ struct KeyedMax : Largest<int64_t> {
 private:
     template <class V, class Flag>
     static auto key_of(V ordered, Flag flag) {
-        const auto high = convert<uint64_t>(ordered) << 32;
-        return reinterpret<with_numbers_t<int64_t, V>>(high) + (kFirstPosition + flag);
+        const auto high = convert<std::make_unsigned_t<Accumulator>>(ordered) << kValueShift;
+        return reinterpret<with_numbers_t<Accumulator, V>>(high) + (kFirstPosition + flag);
     }
 };
 
@@ -103,7 +108,8 @@ template <class T>
 constexpr bool is_keyed<KeyedMax<T>> = true;
 
 // Whether positions fit into keys and are what Indices count, and Indices lie as Y does.
-inline bool can_be_keyed(const Call& call) {
+template <class T>
+bool can_be_keyed(const Call& call) {
     const Geometry& geometry = call.geometry;
     double positions = 1;
     bool row_major = true;
@@ -113,7 +119,14 @@ inline bool can_be_keyed(const Call& call) {
         row_major &= size == 1 || static_cast<double>(call.index_strides[2 + a]) == positions;
         positions *= static_cast<double>(size);
     }
-    return row_major && positions <= static_cast<double>(kMaxKeyedPositions);
+    return row_major && positions <= static_cast<double>(KeyedMax<T>::kMostPositions);
+}
+
+// Positions of neighbouring keys, as the keys' own numbers.
+template <class R, class V>
+inline V columns_from(int64_t first, int64_t step, V) {
+    using Number = typename R::Accumulator;
+    return static_cast<Number>(first) + static_cast<Number>(step) * counting<V>();
 }
 
 // The accumulators of neighbouring elements, of which the first is at this position of its plane.
@@ -121,7 +134,7 @@ template <class R, class V>
 inline auto lift_at(const R& reduction, V x, int64_t position) {
     const auto lifted = reduction.lift(x);
     if constexpr (is_keyed<R>) {
-        return reduction.moved(lifted, position + counting<std::remove_const_t<decltype(lifted)>>());
+        return reduction.moved(lifted, columns_from<R>(position, 1, lifted));
     } else {
         return lifted;
     }
@@ -143,12 +156,12 @@ struct LiftRows {
 template <class R>
 struct KeepColumns {
     const R& reduction;
-    int64_t* target;
+    typename R::Accumulator* target;
     int64_t column;
     int64_t step;
     template <class V>
     void operator()(int64_t i, V key) const {
-        store(target + i, reduction.moved(key, column + step * (i + counting<V>())));
+        store(target + i, reduction.moved(key, columns_from<R>(column + step * i, step, key)));
     }
 };
 
@@ -194,6 +207,8 @@ struct FinishKeys {
     template <class V>
     void operator()(int64_t i, V key) const {
         store(y + i, reduction.finish(key));
-        store(indices + i, reduction.position(key) + (index + step * (i + counting<V>())));
+        const auto position = reduction.position(key);
+        using Positions = std::remove_const_t<decltype(position)>;
+        store(indices + i, position + (index + step * (i + counting<Positions>())));
     }
 };

@@ -2,6 +2,28 @@
 // Maxima of small windows and where they are first reached, for channels that are next to each other: a datum takes a
 // maximum's place if it is larger, or the first NaN.
 
+// Maxima of integers of 8 bits as float32, which is as wide as positions are.
+template <class T>
+struct MaxOfIntegers : Largest<float> {
+    using Element = T;
+
+    explicit MaxOfIntegers(const Parameters&) {}
+
+    template <class V>
+    auto lift(V x) const {
+        return convert<float>(convert<int32_t>(x));
+    }
+    template <class V>
+    auto finish(V maximum) const {
+        return convert<T>(convert<int32_t>(maximum));
+    }
+    T empty() const { return lowest_finite<T>(); }
+};
+
+// Maxima whose accumulators are compared beside positions.
+template <class T>
+using ComparedMax = std::conditional_t<std::is_integral_v<T>, MaxOfIntegers<T>, Max<T>>;
+
 template <class T>
 class LaneMaxima {
 public:
@@ -47,7 +69,7 @@ public:
     }
 
 private:
-    using Value = comparable_t<T>;
+    using Value = typename ComparedMax<T>::Accumulator;
     using Position = integer_t<sizeof(Value), true>;
 
     struct Tap {
@@ -75,19 +97,20 @@ private:
         Position* const positions = positions_.data();
         int64_t done = 0;
         const auto find = [&](auto count, auto vector) {
-            using V = decltype(load<vector>(x));
+            const auto load_value = [&](const T* element) { return reduction_.lift(load<vector>(element)); };
+            using V = decltype(load_value(x));
             using Positions = with_numbers_t<Position, V>;
             V largest[count];
             Positions found[count];
             const T* const source = x + done;
             for (int v = 0; v < count; ++v) {
-                largest[v] = load<vector>(source + first->offset + v * vector);
+                largest[v] = load_value(source + first->offset + v * vector);
                 found[v] = filled<Positions>(first->position);
             }
             for (const Tap* tap = first + 1; tap != end; ++tap) {
                 const auto position = filled<Positions>(tap->position);
                 for (int v = 0; v < count; ++v) {
-                    const V value = load<vector>(source + tap->offset + v * vector);
+                    const V value = load_value(source + tap->offset + v * vector);
                     const auto takes_place = (largest[v] == largest[v]) & !(largest[v] >= value);
                     largest[v] = takes_place ? value : largest[v];
                     found[v] = takes_place ? position : found[v];
@@ -121,7 +144,7 @@ private:
     const int last_;
     const int64_t block_;  // of lanes
     const bool streams_;
-    const Max<T> reduction_{call_.parameters};
+    const ComparedMax<T> reduction_{call_.parameters};
     const std::vector<AxisTable> tables_;
     std::vector<Tap> taps_;
     Buffer<Position> positions_;

@@ -34,7 +34,7 @@ struct Results<KeyedMax<T>> {
     int64_t first_index;
     int64_t index_step;
 
-    FinishKeys<KeyedMax<T>> at(int64_t output, int64_t) const {
+    FinishKeys<KeyedMax<T>> at(int64_t output, typename KeyedMax<T>::Accumulator) const {
         return {reduction, y + output * step, indices + output * step, first_index, index_step};
     }
     void fill_empty(int64_t output, int64_t lanes) const {

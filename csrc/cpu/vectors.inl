@@ -271,6 +271,17 @@ inline auto joined(V first, V second) {
     return joined(first, second, std::make_integer_sequence<int, 2 * lanes_of<V>>());
 }
 
+// visit(first lane, the vector of kCount lanes from there on), for all of a vector.
+template <int kCount, int kBegin = 0, class V, class Visit>
+inline void for_each_part(V whole, const Visit& visit) {
+    if constexpr (kBegin < lanes_of<V>) {
+        Vector<number_t<V>, kCount> part;
+        std::memcpy(&part, reinterpret_cast<const number_t<V>*>(&whole) + kBegin, sizeof(part));
+        visit(kBegin, part);
+        for_each_part<kCount, kBegin + kCount>(whole, visit);
+    }
+}
+
 // Some lanes of V: one bit for each or, where processors have no such masks, all bits of its number.
 #if defined(ONNXPOOL_AVX512)
 template <class V>

@@ -1,0 +1,262 @@
+// Part of kernels.inl: see there.
+// Maxima and where they are first reached: a datum takes a maximum's place if it is larger, or the first NaN. They are
+// found along each row of elements, once for all windows that look at it, and kept for as long as any does. Those of a
+// window's rows are then compared in their order, so that the first one in row-major order stays.
+template <class T>
+class FlatMaxima : FlatRows<ComparedMax<T>> {
+    using Rows = FlatRows<ComparedMax<T>>;
+    using Rows::kCount;
+    using typename Rows::Lanes;
+    using typename Rows::V;
+
+public:
+    using Accumulator = typename Rows::Accumulator;
+    using Position = integer_t<sizeof(Accumulator), true>;
+
+    // alone: the same call for windows of a single row each, so many of which are done together.
+    FlatMaxima(const ComparedMax<T>& reduction, const Call& call, const Call& alone, const AlongRow& along,
+               int64_t together)
+        : Rows(reduction, alone, axis_tables(alone), along, together, true),
+          call_(call),
+          together_(together),
+          in_plane_(rows_of_plane(call.geometry, input_size)),
+          all_(count_rows(alone, input_size)) {
+        const std::vector<AxisTable> tables = axis_tables(call);
+        int64_t row_numbers[kMaxSpatialRank] = {};
+        for (int64_t a = call.geometry.rank - 2, rows = 1; a >= 0; rows *= call.geometry.axes[a--].input) {
+            row_numbers[a] = rows;
+        }
+        windows_ = RowTaps(call.geometry, output_size, tables, row_numbers, false);
+        const RowTaps positions(call.geometry, output_size, tables, call.index_strides + 2, false);
+        positions_of_rows_.assign(positions.offsets.begin(), positions.offsets.end());
+        places_.resize(windows_.most_taps);
+        prepare_ring();
+        prepare_positions(tables.back(), call.geometry.axes[call.geometry.rank - 1],
+                          call.index_strides[1 + call.geometry.rank]);
+    }
+
+    // To be called before compute(), with the first row of windows that it will be asked for.
+    void start(int64_t first) {
+        const auto rows = static_cast<int64_t>(windows_.rows.size());
+        found_until_ = first / rows * in_plane_ + needed_from_[first % rows];
+    }
+
+    // Y and Indices of the windows of `count` rows of the output from `first` on. Those of windows without data mean
+    // nothing, nor do those beyond the last row, of which there are fewer than four vectors of accumulators.
+    void compute(int64_t first, int64_t count, T* y, int64_t* indices) {
+        const auto rows = static_cast<int64_t>(windows_.rows.size());
+        int64_t plane = first / rows, row = first % rows;
+        for (int64_t i = 0; i < count; ++plane, row = 0) {
+            const int64_t channels = call_.geometry.channels;
+            const int64_t index = first_index(call_, plane / channels, plane % channels);
+            for (; row < rows && i < count; ++row, ++i) {
+                compare_rows(plane * in_plane_, windows_.rows[row], index, y, indices);
+                y += this->outputs_;
+                indices += this->outputs_;
+            }
+        }
+    }
+
+private:
+    using Positions = Vector<Position, kCount>;
+
+    // Where windows need rows from, and how many rows there are at most until they need no more.
+    void prepare_ring() {
+        const auto rows = static_cast<int64_t>(windows_.rows.size());
+        needed_from_.assign(rows, in_plane_);
+        for (int64_t row = rows - 1, needed = in_plane_; row >= 0; --row) {
+            const RowTaps::Row& taps = windows_.rows[row];
+            if (taps.begin < taps.end) needed = std::min(needed, windows_.offsets[taps.begin]);
+            needed_from_[row] = needed;
+        }
+        int64_t most = 0, end = 0;
+        for (int64_t row = 0; row < rows; ++row) {
+            const RowTaps::Row& taps = windows_.rows[row];
+            if (taps.begin < taps.end) end = std::max(end, windows_.offsets[taps.end - 1] + 1);
+            most = std::max(most, end - needed_from_[row]);
+        }
+        // Rows are found some at a time, and vectors reach beyond the last one.
+        const int64_t least = most + together_ + ceil_div(kCount, this->outputs_);
+        while (kept_ < least) kept_ *= 2;
+        found_.resize(kept_ * this->outputs_ + 4 * kCount);
+        found_at_.resize(found_.size());
+    }
+
+    void prepare_positions(const AxisTable& table, const Axis& axis, int64_t step) {
+        for (int64_t i = 0; i < this->pitch_ + kCount; ++i) {
+            const int64_t output = i % this->pitch_ % this->outputs_, begin = output * axis.stride;
+            begins_.push_back(static_cast<Position>(begin * step));
+            first_taps_.push_back(static_cast<Position>((table.taps[output].begin - begin) * step));
+        }
+        for (const int64_t position : this->tap_positions_) {
+            positions_of_taps_.push_back(static_cast<Position>(position * step));
+        }
+    }
+
+    // Along the rows of elements before this one.
+    void find_until(int64_t end) {
+        while (found_until_ < end) {
+            const int64_t place = found_until_ & (kept_ - 1);
+            const int64_t count = std::min({together_, kept_ - place, all_ - found_until_});
+            this->read(found_until_, count, 0, 1);
+            find_along(count, found_.data() + place * this->outputs_, found_at_.data() + place * this->outputs_);
+            found_until_ += count;
+        }
+    }
+
+    // Of `count` rows that have been read: maxima, and how far into their rows they are.
+    __attribute__((noinline)) void find_along(int64_t count, Accumulator* maxima, Position* positions) const {
+        const auto taps = static_cast<int64_t>(this->sources_.size());
+        const Accumulator* const* const sources = this->sources_.data();
+        const Lanes* const lanes = this->lanes_.data();
+        const Position *const begins = begins_.data(), *const first_taps = first_taps_.data();
+        const Position* const positions_of_taps = positions_of_taps_.data();
+        const V identity = filled<V>(this->reduction_.identity());
+        if (taps == 0) return;  // no window has data
+        this->for_each_vector(
+            0, count * this->outputs_, [&](auto n, int64_t place, int64_t output, const auto& columns) {
+                V largest[n];
+                Positions found[n];
+                for (int v = 0; v < n; ++v) {
+                    const V value = load<kCount>(sources[0] + place + v * kCount);
+                    largest[v] = where(lanes[columns[v] * taps], value, identity);
+                    found[v] = load<kCount>(first_taps + columns[v]);
+                }
+                for (int64_t tap = 1; tap < taps; ++tap) {
+                    const Accumulator* const source = sources[tap] + place;
+                    const Positions position = filled<Positions>(positions_of_taps[tap]);
+                    for (int v = 0; v < n; ++v) {
+                        take_larger(lanes[columns[v] * taps + tap], load<kCount>(source + v * kCount), position,
+                                    largest[v], found[v]);
+                    }
+                }
+                for (int v = 0; v < n; ++v) {
+                    store(maxima + output + v * kCount, largest[v]);
+                    store(positions + output + v * kCount, found[v] + load<kCount>(begins + columns[v]));
+                }
+            });
+    }
+
+    // Of a row of windows, which takes these rows of the plane whose rows begin with `first_row`.
+    void compare_rows(int64_t first_row, const RowTaps::Row& taps, int64_t index, T* y, int64_t* indices) {
+        if (taps.begin == taps.end) return;
+        find_until(first_row + windows_.offsets[taps.end - 1] + 1);
+        const int64_t count = taps.end - taps.begin;
+        int64_t* const places = places_.data();
+        for (int64_t tap = 0; tap < count; ++tap) {
+            places[tap] = ((first_row + windows_.offsets[taps.begin + tap]) & (kept_ - 1)) * this->outputs_;
+        }
+        const Position* const row_positions = positions_of_rows_.data() + taps.begin;
+        const Accumulator* const found = found_.data();
+        const Position* const found_at = found_at_.data();
+        int64_t i = 0;
+        const auto compare = [&](auto n) {
+            V largest[n];
+            Positions at[n];
+            for (int v = 0; v < n; ++v) {
+                largest[v] = load<kCount>(found + places[0] + i + v * kCount);
+                at[v] = load<kCount>(found_at + places[0] + i + v * kCount) + row_positions[0];
+            }
+            for (int64_t tap = 1; tap < count; ++tap) {
+                for (int v = 0; v < n; ++v) {
+                    const int64_t place = places[tap] + i + v * kCount;
+                    take_larger(~Lanes{}, load<kCount>(found + place),
+                                load<kCount>(found_at + place) + row_positions[tap], largest[v], at[v]);
+                }
+            }
+            for (int v = 0; v < n; ++v, i += kCount) {
+                store(y + i, this->reduction_.finish(largest[v]), Stores::kAhead);
+                for_each_part<kLanes<int64_t>>(at[v], [&](int k, auto part) {
+                    store(indices + i + k, convert<int64_t>(part) + index, Stores::kAhead);
+                });
+            }
+        };
+        const int64_t size = this->outputs_;
+        constexpr int most = ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2;
+        while (i + (most - 1) * kCount < size) compare(std::integral_constant<int, most>());
+        if (i + kCount < size) compare(std::integral_constant<int, 2>());
+        if (i < size) compare(std::integral_constant<int, 1>());
+    }
+
+    // In these lanes.
+    static void take_larger(Lanes lanes, V value, Positions position, V& largest, Positions& found) {
+#if defined(ONNXPOOL_AVX512)
+        if constexpr (sizeof(Accumulator) == 4) {
+            const auto a = (__m512)largest;
+            lanes = _mm512_mask_cmp_ps_mask(_mm512_mask_cmp_ps_mask(lanes, a, a, _CMP_ORD_Q), a, (__m512)value,
+                                            _CMP_NGE_UQ);
+        } else {
+            const auto a = (__m512d)largest;
+            lanes = _mm512_mask_cmp_pd_mask(_mm512_mask_cmp_pd_mask(lanes, a, a, _CMP_ORD_Q), a, (__m512d)value,
+                                            _CMP_NGE_UQ);
+        }
+#else
+        lanes = lanes & (largest == largest) & ~(largest >= value);
+#endif
+        largest = where(lanes, value, largest);
+        found = where(lanes, position, found);
+    }
+
+    const Call& call_;
+    const int64_t together_;  // rows of elements
+    const int64_t in_plane_, all_;
+    RowTaps windows_;                       // which rows of elements rows of windows take, by number
+    Buffer<Position> positions_of_rows_;    // and the positions that these begin at
+    std::vector<int64_t> needed_from_;      // the first row that a row of windows or a later one takes
+    Buffer<Position> begins_, first_taps_;  // of windows, by columns as lanes_ are: position of the tap at 0, and how
+                                            // far the first datum is from there
+    std::vector<Position> positions_of_taps_;
+    int64_t kept_ = 1;         // rows of elements, a power of two
+    int64_t found_until_ = 0;  // this row of elements, of all planes
+    Buffer<Accumulator> found_;
+    Buffer<Position> found_at_;
+    std::vector<int64_t> places_;  // of a window's rows
+};
+
+// Units are groups of rows.
+template <class T>
+void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
+    const ComparedMax<T> reduction(call.parameters);
+    const Geometry& geometry = call.geometry;
+    const std::vector<AxisTable> tables = axis_tables(call);
+    const RowsOfWindows<ComparedMax<T>> windows(call);
+    const int64_t all_rows = windows.all, plane_rows = windows.in_plane, together = windows.together;
+    const int64_t outputs = tables.back().output;
+    const bool has_empty = has_empty_window(tables);
+
+    Geometry rows_alone = geometry;
+    for (int a = 0; a + 1 < geometry.rank; ++a) {
+        const int64_t size = geometry.axes[a].input;
+        rows_alone.axes[a] = {size, size, 1, 1, 1, 0, 0};
+    }
+    Call alone(rows_alone, call.parameters);
+    alone.x = call.x;
+    FlatMaxima<T> rows(reduction, call, alone, windows.along, RowsOfWindows<ComparedMax<T>>(alone).together);
+    rows.start(begin * together);
+
+    constexpr int64_t room = 4 * kLanes<typename FlatMaxima<T>::Accumulator>;
+    Buffer<T> last_y(together * outputs + room);
+    Buffer<int64_t> last_indices(last_y.size());
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t first = unit * together, count = std::min(together, all_rows - first), size = count * outputs;
+        T* const y = static_cast<T*>(call.y.data) + first * outputs;
+        int64_t* const indices = static_cast<int64_t*>(call.indices.data) + first * outputs;
+        if ((std::min(end * together, all_rows) - first - count) * outputs >= room) {
+            rows.compute(first, count, y, indices);
+        } else {
+            rows.compute(first, count, last_y.data(), last_indices.data());
+            std::copy_n(last_y.data(), size, y);
+            std::copy_n(last_indices.data(), size, indices);
+        }
+        if (!has_empty) continue;
+        RowPosition position(call, first, output_size);
+        for (int64_t row = first; row < first + count; ++row, position.advance()) {
+            const double factor = outer_factor(tables, position.outer);
+            for (int64_t output = 0; output < outputs; ++output) {
+                if (factor * tables.back().factors[output] != 0) continue;
+                static_cast<T*>(call.y.data)[row * outputs + output] = reduction.empty();
+                static_cast<int64_t*>(call.indices.data)[row * outputs + output] = -1;
+            }
+        }
+    }
+}
