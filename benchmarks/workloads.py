@@ -140,6 +140,8 @@ WORKLOADS = [
     _workload(A, (32, 512, 14, 14), "DenseNet, third transition", 2, strides=2),
     _workload(L, (8, 128, 56, 56), "the default norm", 2, strides=2),
     _workload(M, (8, 64, 112, 112), "SegNet, which unpools later", 2, strides=2, indices=True),
+    _workload(M, (8, 64, 112, 112), "ResNet stem, as training needs it", 3, strides=2, pads=1, indices=True),
+    _workload(M, (8, 256, 20, 20), "YOLO, SPPF, as training needs it", 5, pads=2, indices=True),
     # size is kept
     _workload(A, (8, 256, 35, 35), "Inception A", 3, pads=1),
     _workload(A, (8, 2048, 8, 8), "Inception C", 3, pads=1, count_include_pad=1),

@@ -14,6 +14,9 @@ namespace onnxpool {
 // What the bindings need of a device. `on` is a tensor of it: several GPUs are one device here.
 namespace device {
 
+// Whether kernels are fast only where rows, or channels, lie next to each other in memory.
+extern const bool kNeedsLines;
+
 // Whether there is a kernel for the reduction and the type, which has then been run, or enqueued.
 bool forward(Reduction reduction, ElementType type, const Call& call, const Tensor& on);
 bool backward(Reduction reduction, ElementType type, const Call& call, const Tensor& on);
@@ -190,8 +193,21 @@ void run(Run kernel, const Operator& op, const Call& call, const Input& input) {
 }
 
 // Vectors run over channels where those lie next to each other and the last spatial axis does not.
-bool channels_innermost(const Input& input) {
-    return input.shape[1] > 1 && input.strides[1] == 1 && input.strides.back() != 1;
+bool channels_innermost(const Dimensions& shape, const Dimensions& strides) {
+    return shape[1] > 1 && strides[1] == 1 && strides.back() != 1;
+}
+
+bool has_dense_planes(const Input& input) {
+    int64_t stride = 1;
+    for (size_t axis = input.shape.size(); axis-- > 2; stride *= input.shape[axis]) {
+        if (input.shape[axis] > 1 && input.strides[axis] != stride) return false;
+    }
+    return true;
+}
+
+// Looking at elements one by one takes longer than copying them to where they are next to each other.
+bool had_better_be_copied(const Input& input, bool is_one_by_one) {
+    return device::kNeedsLines && is_one_by_one && !channels_innermost(input.shape, input.strides);
 }
 
 Parameters parameters_of(const PoolAttributes& attributes) {
@@ -206,13 +222,15 @@ Tensor forward(const Operator& op, const Input& input, const PoolAttributes& att
                bool channels_last = false, Tensor* indices = nullptr) {
     const Geometry geometry = resolve_geometry(attributes, span_of(input.shape));
     const Dimensions shape = operators_order(output_shape(geometry), channels_last);
-    const Tensor& X = input.tensor;
+    const bool is_copied = had_better_be_copied(input, input.strides.back() != 1);
+    const Tensor X = is_copied ? contiguous_copy(input.tensor) : input.tensor;
+    const Dimensions x_strides = is_copied ? channels_first(X.strides(), channels_last) : input.strides;
     Tensor Y = empty_like_layout(shape, X.scalar_type(), X);
     const Dimensions y_strides = channels_first(Y.strides(), channels_last);
 
     Call call(geometry, parameters);
-    call.channels_innermost = channels_innermost(input);
-    call.x = {const_cast<void*>(X.const_data_ptr()), input.strides.data()};
+    call.channels_innermost = channels_innermost(input.shape, x_strides);
+    call.x = {const_cast<void*>(X.const_data_ptr()), x_strides.data()};
     call.y = {Y.mutable_data_ptr(), y_strides.data()};
     Dimensions flat;
     if (indices) {
@@ -241,16 +259,20 @@ Tensor backward(const Operator& op, const Tensor& grad_Y, const Input& input, co
                 const PoolAttributes& attributes) {
     const Geometry geometry = resolve_geometry(attributes, span_of(input.shape));
     const Dimensions shape = output_shape(geometry);
-    const Tensor& X = input.tensor;
-    const ScalarType type = X.scalar_type();
     const bool indexed = op.reduction == Reduction::kMaxWithIndex;
+    const ScalarType type = input.tensor.scalar_type();
     if (is_byte(input.type)) refuse(op.name, "there is no gradient for X of type ", toString(type));
-    check_operand(op, "grad_Y", grad_Y, shape, type, X);
-    if (result) check_operand(op, indexed ? "Indices" : "Y", *result, shape, indexed ? ScalarType::Long : type, X);
+    check_operand(op, "grad_Y", grad_Y, shape, type, input.tensor);
+    if (result) {
+        check_operand(op, indexed ? "Indices" : "Y", *result, shape, indexed ? ScalarType::Long : type, input.tensor);
+    }
+    const bool reads_x = result && !indexed;
+    const bool is_copied = reads_x && had_better_be_copied(input, !has_dense_planes(input));
+    const Tensor X = is_copied ? contiguous_copy(input.tensor) : input.tensor;
     Tensor grad_X = empty_like_layout(input.shape, type, X);
 
     Call call(geometry, parameters_of(attributes));
-    call.channels_innermost = channels_innermost(input);
+    call.channels_innermost = channels_innermost(input.shape, input.strides);
     call.x = read_only(X);
     call.grad_y = read_only(grad_Y);
     call.grad_x = writable(grad_X);

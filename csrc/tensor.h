@@ -140,6 +140,14 @@ inline std::string device_name(const Tensor& tensor) {
 #endif
 }
 
+inline Tensor contiguous_copy(const Tensor& tensor) {
+#if defined(TORCH_ONNXPOOL_ATEN)
+    return tensor.contiguous();
+#else
+    return torch::stable::contiguous(tensor);
+#endif
+}
+
 // An uninitialised tensor on the device of `like`.
 inline Tensor empty_strided(const IntSpan& sizes, const IntSpan& strides, ScalarType type, const Tensor& like) {
 #if defined(TORCH_ONNXPOOL_ATEN)

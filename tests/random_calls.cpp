@@ -147,7 +147,7 @@ private:
 
     // One for each way that kernels are made for their element types, sums and exponents.
     void all_layouts_of_any_reduction() {
-        switch (random_.between(1, 13)) {
+        switch (random_.between(1, 14)) {
             case 1:
                 return all_layouts_of<Average<float>>("AveragePool");
             case 2:
@@ -171,6 +171,8 @@ private:
             case 11:
                 return all_layouts_of<MaxWithIndex<uint8_t>>("MaxPool with Indices");
             case 12:
+                return all_layouts_of<MaxWithIndex<double>>("MaxPool with Indices");
+            case 13:
                 return all_layouts_of<Max<BFloat16>>("MaxPool");
             default:
                 return all_layouts_of<QuantizedAverage<uint8_t>>("QLinearAveragePool");

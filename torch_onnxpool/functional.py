@@ -1,9 +1,10 @@
 """ONNX's pooling operators as functions on tensors, with ONNX's argument names and defaults.
 
 All functions take ``X`` of shape ``[N, C, D1, ..., Dr]`` with any number ``r >= 1`` of spatial axes, in any memory
-layout; the result is channels last if ``X`` is, otherwise contiguous. Lists have one entry for each spatial axis
-(``pads`` two); an int stands for a list that repeats it. Bad input raises ``ValueError`` naming the operator, the rule
-and the values, before any memory is touched.
+layout; the result is channels last if ``X`` is, otherwise contiguous. On CPUs, ``X`` is copied if neither the elements
+of its last axis nor its channels are next to each other. Lists have one entry for each spatial axis (``pads`` two); an
+int stands for a list that repeats it. Bad input raises ``ValueError`` naming the operator, the rule and the values,
+before any memory is touched.
 
 Along one axis of ``n`` elements, a window has the taps ``t = o * stride - pad_begin + j * dilation`` for
 ``0 <= j < kernel``. Those with ``0 <= t < n`` are its data. With the effective kernel

@@ -21,6 +21,8 @@ bool run(const cpu::Task& task, const Call& call) {
 
 }  // namespace
 
+const bool kNeedsLines = true;
+
 bool forward(Reduction reduction, ElementType type, const Call& call, const Tensor&) {
     return run(cpu::plan_forward(reduction, type, call), call);
 }

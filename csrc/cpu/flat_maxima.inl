@@ -17,7 +17,6 @@ public:
     FlatMaxima(const ComparedMax<T>& reduction, const Call& call, const Call& alone, const AlongRow& along,
                int64_t together)
         : Rows(reduction, alone, axis_tables(alone), along, together, true),
-          call_(call),
           together_(together),
           in_plane_(rows_of_plane(call.geometry, input_size)),
           all_(count_rows(alone, input_size)) {
@@ -42,13 +41,13 @@ public:
     }
 
     // Y and Indices of the windows of `count` rows of the output from `first` on. Those of windows without data mean
-    // nothing, nor do those beyond the last row, of which there are fewer than four vectors of accumulators.
+    // nothing, nor do those beyond the last row, of which there are fewer than a vector holds.
     void compute(int64_t first, int64_t count, T* y, int64_t* indices) {
         const auto rows = static_cast<int64_t>(windows_.rows.size());
         int64_t plane = first / rows, row = first % rows;
         for (int64_t i = 0; i < count; ++plane, row = 0) {
-            const int64_t channels = call_.geometry.channels;
-            const int64_t index = first_index(call_, plane / channels, plane % channels);
+            const int64_t channels = this->call_.geometry.channels;
+            const int64_t index = first_index(this->call_, plane / channels, plane % channels);
             for (; row < rows && i < count; ++row, ++i) {
                 compare_rows(plane * in_plane_, windows_.rows[row], index, y, indices);
                 y += this->outputs_;
@@ -78,7 +77,7 @@ private:
         // Rows are found some at a time, and vectors reach beyond the last one.
         const int64_t least = most + together_ + ceil_div(kCount, this->outputs_);
         while (kept_ < least) kept_ *= 2;
-        found_.resize(kept_ * this->outputs_ + 4 * kCount);
+        found_.resize(kept_ * this->outputs_ + kCount);
         found_at_.resize(found_.size());
     }
 
@@ -197,7 +196,6 @@ private:
         found = where(lanes, position, found);
     }
 
-    const Call& call_;
     const int64_t together_;  // rows of elements
     const int64_t in_plane_, all_;
     RowTaps windows_;                       // which rows of elements rows of windows take, by number
@@ -231,10 +229,11 @@ void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
     }
     Call alone(rows_alone, call.parameters);
     alone.x = call.x;
+    alone.index_strides = call.index_strides;
     FlatMaxima<T> rows(reduction, call, alone, windows.along, RowsOfWindows<ComparedMax<T>>(alone).together);
     rows.start(begin * together);
 
-    constexpr int64_t room = 4 * kLanes<typename FlatMaxima<T>::Accumulator>;
+    constexpr int64_t room = kLanes<typename FlatMaxima<T>::Accumulator>;
     Buffer<T> last_y(together * outputs + room);
     Buffer<int64_t> last_indices(last_y.size());
     for (int64_t unit = begin; unit < end; ++unit) {

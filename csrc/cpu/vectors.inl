@@ -315,6 +315,8 @@ inline V where(LanesOf<V> lanes, V a, V b) {
         return (V)_mm512_mask_blend_ps(lanes, (__m512)b, (__m512)a);
     } else if constexpr (std::is_same_v<Number, double>) {
         return (V)_mm512_mask_blend_pd(lanes, (__m512d)b, (__m512d)a);
+    } else if constexpr (sizeof(Number) == 8) {
+        return (V)_mm512_mask_blend_epi64(lanes, (__m512i)b, (__m512i)a);
     } else if constexpr (sizeof(Number) == 4) {
         return (V)_mm512_mask_blend_epi32(lanes, (__m512i)b, (__m512i)a);
     } else if constexpr (sizeof(Number) == 2) {

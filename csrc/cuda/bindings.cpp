@@ -65,6 +65,8 @@ private:
 
 }  // namespace
 
+const bool kNeedsLines = false;
+
 bool forward(Reduction reduction, ElementType type, const Call& call, const Tensor& on) {
     return cuda::forward(reduction, type, call, OnGpu(on).context());
 }

@@ -19,6 +19,8 @@ auto with_context(Run run) {
 
 }  // namespace
 
+const bool kNeedsLines = false;
+
 bool forward(Reduction reduction, ElementType type, const Call& call, const Tensor&) {
     return with_context([&](const auto& context) { return cuda::forward(reduction, type, call, context); });
 }
