@@ -225,7 +225,7 @@ Tensor forward(const Operator& op, const Input& input, const PoolAttributes& att
     const bool is_copied = had_better_be_copied(input, input.strides.back() != 1);
     const Tensor X = is_copied ? contiguous_copy(input.tensor) : input.tensor;
     const Dimensions x_strides = is_copied ? channels_first(X.strides(), channels_last) : input.strides;
-    Tensor Y = empty_like_layout(shape, X.scalar_type(), X);
+    Tensor Y = empty_like_layout(shape, X.scalar_type(), input.tensor);
     const Dimensions y_strides = channels_first(Y.strides(), channels_last);
 
     Call call(geometry, parameters);
@@ -234,7 +234,7 @@ Tensor forward(const Operator& op, const Input& input, const PoolAttributes& att
     call.y = {Y.mutable_data_ptr(), y_strides.data()};
     Dimensions flat;
     if (indices) {
-        *indices = empty_like_layout(shape, ScalarType::Long, X);
+        *indices = empty_like_layout(shape, ScalarType::Long, input.tensor);
         flat = index_strides(input.shape, attributes.column_major_indices);
         call.index_strides = flat.data();
         call.indices = writable(*indices);
@@ -269,7 +269,7 @@ Tensor backward(const Operator& op, const Tensor& grad_Y, const Input& input, co
     const bool reads_x = result && !indexed;
     const bool is_copied = reads_x && had_better_be_copied(input, !has_dense_planes(input));
     const Tensor X = is_copied ? contiguous_copy(input.tensor) : input.tensor;
-    Tensor grad_X = empty_like_layout(input.shape, type, X);
+    Tensor grad_X = empty_like_layout(input.shape, type, input.tensor);
 
     Call call(geometry, parameters_of(attributes));
     call.channels_innermost = channels_innermost(input.shape, input.strides);
