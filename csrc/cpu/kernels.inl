@@ -181,8 +181,8 @@ bool has_flat_rows(const Call& call) {
 template <class T>
 bool has_flat_maxima(const Call& call) {
     using Accumulator = typename ComparedMax<T>::Accumulator;
-    constexpr double most_rows = 32;  // of a window: keys share what more of them have in common
-    constexpr int64_t most_taps = 1 << 13;
+    constexpr double most_rows = 32;        // of a window: keys share what more of them have in common
+    constexpr int64_t most_taps = 1 << 13;  // of results: only where rows follow each other are all of them looked up
     const Geometry& geometry = call.geometry;
     double rows = 1;
     for (int a = 0; a + 1 < geometry.rank; ++a) rows *= static_cast<double>(geometry.axes[a].kernel);
@@ -266,9 +266,7 @@ inline double taps_of_window(const Geometry& geometry) {
 template <class T>
 bool has_lane_maxima(const Call& call) {
     constexpr double most_taps = 49;
-    if (!call.channels_innermost || call.y.strides[1] != 1 || call.indices.strides[1] != 1) {
-        return false;
-    }
+    if (!call.channels_innermost || call.y.strides[1] != 1 || call.indices.strides[1] != 1) return false;
     const Geometry& geometry = call.geometry;
     return std::is_same_v<T, double> ||
            (taps_of_window(geometry) <= most_taps && !spans_plane(geometry) && has_positions_of_32_bits(geometry));
