@@ -64,11 +64,11 @@ Dimensions dense_strides(const Dimensions& shape, Order axis_at) {
     return strides;
 }
 
-// Strides along axes of one element say nothing.
-bool is_dense(const Tensor& tensor, Order axis_at) {
-    const IntList shape = tensor.sizes(), strides = tensor.strides();
+// From the axis that is `outermost` in this order inwards. Strides along axes of one element say nothing.
+template <class List>
+bool is_dense(const List& shape, const List& strides, Order axis_at, size_t outermost = 0) {
     int64_t stride = 1;
-    for (size_t i = shape.size(); i-- > 0;) {
+    for (size_t i = shape.size(); i-- > outermost;) {
         const size_t axis = axis_at(i, shape.size());
         if (shape[axis] > 1 && strides[axis] != stride) return false;
         stride *= std::max<int64_t>(1, shape[axis]);
@@ -78,7 +78,8 @@ bool is_dense(const Tensor& tensor, Order axis_at) {
 
 // Results take the layout of X: channels last if X has that one only, otherwise contiguous.
 Tensor empty_like_layout(const Dimensions& shape, ScalarType type, const Tensor& X) {
-    const bool channels_last = !is_dense(X, contiguous_order) && is_dense(X, channels_last_order);
+    const IntList sizes = X.sizes(), own = X.strides();
+    const bool channels_last = !is_dense(sizes, own, contiguous_order) && is_dense(sizes, own, channels_last_order);
     const Dimensions strides = dense_strides(shape, channels_last ? channels_last_order : contiguous_order);
     return empty_strided(span_of(shape), span_of(strides), type, X);
 }
@@ -197,17 +198,11 @@ bool channels_innermost(const Dimensions& shape, const Dimensions& strides) {
     return shape[1] > 1 && strides[1] == 1 && strides.back() != 1;
 }
 
-bool has_dense_planes(const Input& input) {
-    int64_t stride = 1;
-    for (size_t axis = input.shape.size(); axis-- > 2; stride *= input.shape[axis]) {
-        if (input.shape[axis] > 1 && input.strides[axis] != stride) return false;
-    }
-    return true;
-}
-
-// Looking at elements one by one takes longer than copying them to where they are next to each other.
-bool had_better_be_copied(const Input& input, bool is_one_by_one) {
-    return device::kNeedsLines && is_one_by_one && !channels_innermost(input.shape, input.strides);
+// X for kernels to read. Looking at elements one by one, unless over channels, takes longer than copying them to where
+// they are next to each other.
+Tensor readable(const Input& input, bool is_one_by_one) {
+    const bool is_copied = device::kNeedsLines && is_one_by_one && !channels_innermost(input.shape, input.strides);
+    return is_copied ? contiguous_copy(input.tensor) : input.tensor;
 }
 
 Parameters parameters_of(const PoolAttributes& attributes) {
@@ -222,9 +217,8 @@ Tensor forward(const Operator& op, const Input& input, const PoolAttributes& att
                bool channels_last = false, Tensor* indices = nullptr) {
     const Geometry geometry = resolve_geometry(attributes, span_of(input.shape));
     const Dimensions shape = operators_order(output_shape(geometry), channels_last);
-    const bool is_copied = had_better_be_copied(input, input.strides.back() != 1);
-    const Tensor X = is_copied ? contiguous_copy(input.tensor) : input.tensor;
-    const Dimensions x_strides = is_copied ? channels_first(X.strides(), channels_last) : input.strides;
+    const Tensor X = readable(input, input.strides.back() != 1);
+    const Dimensions x_strides = channels_first(X.strides(), channels_last);
     Tensor Y = empty_like_layout(shape, X.scalar_type(), input.tensor);
     const Dimensions y_strides = channels_first(Y.strides(), channels_last);
 
@@ -267,8 +261,7 @@ Tensor backward(const Operator& op, const Tensor& grad_Y, const Input& input, co
         check_operand(op, indexed ? "Indices" : "Y", *result, shape, indexed ? ScalarType::Long : type, input.tensor);
     }
     const bool reads_x = result && !indexed;
-    const bool is_copied = reads_x && had_better_be_copied(input, !has_dense_planes(input));
-    const Tensor X = is_copied ? contiguous_copy(input.tensor) : input.tensor;
+    const Tensor X = readable(input, reads_x && !is_dense(input.shape, input.strides, contiguous_order, 2));
     Tensor grad_X = empty_like_layout(input.shape, type, input.tensor);
 
     Call call(geometry, parameters_of(attributes));

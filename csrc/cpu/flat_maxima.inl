@@ -14,17 +14,16 @@ public:
     using Position = integer_t<sizeof(Accumulator), true>;
 
     // alone: the same call for windows of a single row each, so many of which are done together.
-    FlatMaxima(const ComparedMax<T>& reduction, const Call& call, const Call& alone, const AlongRow& along,
-               int64_t together)
+    FlatMaxima(const ComparedMax<T>& reduction, const Call& call, const std::vector<AxisTable>& tables,
+               const Call& alone, const AlongRow& along, int64_t together)
         : Rows(reduction, alone, axis_tables(alone), along, together, true),
           together_(together),
           in_plane_(rows_of_plane(call.geometry, input_size)),
           all_(count_rows(alone, input_size)) {
-        const std::vector<AxisTable> tables = axis_tables(call);
+        Geometry outer_axes = call.geometry;
+        --outer_axes.rank;
         int64_t row_numbers[kMaxSpatialRank] = {};
-        for (int64_t a = call.geometry.rank - 2, rows = 1; a >= 0; rows *= call.geometry.axes[a--].input) {
-            row_numbers[a] = rows;
-        }
+        packed_strides(outer_axes, 1, input_size, row_numbers);
         windows_ = RowTaps(call.geometry, output_size, tables, row_numbers, false);
         const RowTaps positions(call.geometry, output_size, tables, call.index_strides + 2, false);
         positions_of_rows_.assign(positions.offsets.begin(), positions.offsets.end());
@@ -148,8 +147,7 @@ private:
         const Position* const row_positions = positions_of_rows_.data() + taps.begin;
         const Accumulator* const found = found_.data();
         const Position* const found_at = found_at_.data();
-        int64_t i = 0;
-        const auto compare = [&](auto n) {
+        this->in_groups_of_vectors(this->outputs_, [&](auto n, int64_t i) {
             V largest[n];
             Positions at[n];
             for (int v = 0; v < n; ++v) {
@@ -169,12 +167,7 @@ private:
                     store(indices + i + k, convert<int64_t>(part) + index, Stores::kAhead);
                 });
             }
-        };
-        const int64_t size = this->outputs_;
-        constexpr int most = ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2;
-        while (i + (most - 1) * kCount < size) compare(std::integral_constant<int, most>());
-        if (i + kCount < size) compare(std::integral_constant<int, 2>());
-        if (i < size) compare(std::integral_constant<int, 1>());
+        });
     }
 
     // In these lanes.
@@ -218,7 +211,7 @@ void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
     const Geometry& geometry = call.geometry;
     const std::vector<AxisTable> tables = axis_tables(call);
     const RowsOfWindows<ComparedMax<T>> windows(call);
-    const int64_t all_rows = windows.all, plane_rows = windows.in_plane, together = windows.together;
+    const int64_t all_rows = windows.all, together = windows.together;
     const int64_t outputs = tables.back().output;
     const bool has_empty = has_empty_window(tables);
 
@@ -230,7 +223,7 @@ void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
     Call alone(rows_alone, call.parameters);
     alone.x = call.x;
     alone.index_strides = call.index_strides;
-    FlatMaxima<T> rows(reduction, call, alone, windows.along, RowsOfWindows<ComparedMax<T>>(alone).together);
+    FlatMaxima<T> rows(reduction, call, tables, alone, windows.along, RowsOfWindows<ComparedMax<T>>(alone).together);
     rows.start(begin * together);
 
     constexpr int64_t room = kLanes<typename FlatMaxima<T>::Accumulator>;

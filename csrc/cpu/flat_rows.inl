@@ -241,6 +241,24 @@ protected:
         }
     }
 
+    // visit(how many vectors, as a type, where the first one begins): all vectors of so many accumulators. The last one
+    // may reach beyond them.
+    template <class Visit>
+    __attribute__((always_inline)) static void in_groups_of_vectors(int64_t size, const Visit& visit) {
+        constexpr std::integral_constant<int, 1> one;
+        constexpr std::integral_constant<int, 2> two;
+        constexpr int most = ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2;  // enough to pay for finding lanes and columns
+        constexpr std::integral_constant<int, most> many;
+        int64_t i = 0;
+        const auto visit_next = [&](auto count) {
+            visit(count, i);
+            i += count * kCount;
+        };
+        while (i + (most - 1) * kCount < size) visit_next(many);
+        if (i + kCount < size) visit_next(two);
+        if (i < size) visit_next(one);
+    }
+
     // visit(how many vectors, as a type, the first one's place in phases, its output, the columns they begin with): all
     // vectors of these outputs.
     template <class Visit>
@@ -251,22 +269,14 @@ protected:
         const auto next = [&](int64_t column) {
             return column + step >= pitch ? column + step - pitch : column + step;
         };
-        constexpr std::integral_constant<int, 1> one;
-        constexpr std::integral_constant<int, 2> two;
-        constexpr int most = ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2;  // enough to pay for finding lanes and columns
-        constexpr std::integral_constant<int, most> many;
         for (int64_t first = begin; first < end; first += line) {
             const int64_t place = is_one_run_ ? first / phases : first / outputs_ * pitch;
-            int64_t column = is_one_run_ ? place % pitch : 0, i = 0;
-            const auto visit_next = [&](auto count) {
+            int64_t column = is_one_run_ ? place % pitch : 0;
+            in_groups_of_vectors(places, [&](auto count, int64_t i) {
                 int64_t columns[count];
                 for (int v = 0; v < count; ++v) columns[v] = std::exchange(column, next(column));
                 visit(count, place + i, first + i * phases, columns);
-                i += count * kCount;
-            };
-            while (i + (most - 1) * kCount < places) visit_next(many);
-            if (i + kCount < places) visit_next(two);
-            if (i < places) visit_next(one);
+            });
         }
     }
 

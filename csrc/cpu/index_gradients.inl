@@ -232,7 +232,7 @@ public:
         lanes_ = std::min(block_, call_.geometry.channels - channel);
         grad_y_ = plane_at<const T>(call_.grad_y, image, channel);
         indices_ = plane_at<const int64_t>(call_.indices, image, channel);
-        for (int64_t lane = 0; lane < lanes_; ++lane) lane_indices_[lane] = first_index(call_, image, channel + lane);
+        find_first_indices(call_, image, channel, lanes_, lane_indices_.data());
         prepared_rows_ = 0;
     }
 
@@ -471,7 +471,7 @@ void backward_by_index(const Call& call, int64_t begin, int64_t end) {
         const int64_t* indices = plane_at<const int64_t>(call.indices, image, channel);
         T* grad_x = plane_at<T>(call.grad_x, image, channel);
         const int64_t first = first_index(call, image, channel);
-        for (int64_t lane = 0; lane < lanes; ++lane) lane_indices[lane] = first + lane * call.index_strides[1];
+        find_first_indices(call, image, channel, lanes, lane_indices.data());
         Accumulator* sums = buffer.data();
         if constexpr (in_place) sums = grad_x;
         if (lane_step == 1) {

@@ -177,21 +177,6 @@ bool has_flat_rows(const Call& call) {
     return R::kInOrder || !(tables.back().windows_share || is_separable<R>(tables));
 }
 
-// Whether maxima with Indices are found along rows that follow each other, and then of the rows.
-template <class T>
-bool has_flat_maxima(const Call& call) {
-    using Accumulator = typename ComparedMax<T>::Accumulator;
-    constexpr double most_rows = 32;        // of a window: keys share what more of them have in common
-    constexpr int64_t most_taps = 1 << 13;  // of results: only where rows follow each other are all of them looked up
-    const Geometry& geometry = call.geometry;
-    double rows = 1;
-    for (int a = 0; a + 1 < geometry.rank; ++a) rows *= static_cast<double>(geometry.axes[a].kernel);
-    return !call.channels_innermost && rows <= most_rows && !spans_plane(geometry) &&
-           (sizeof(Accumulator) == 8 || has_positions_of_32_bits(geometry)) &&
-           fits_flat_rows<false>(geometry, sizeof(Accumulator), most_taps) && call.x.strides[1 + geometry.rank] == 1 &&
-           is_contiguous(geometry, call.y, output_size) && is_contiguous(geometry, call.indices, output_size);
-}
-
 // Groups of rows that follow each other.
 template <class R>
 Task plan_flat_rows(const Call& call, decltype(Task::run) run) {
@@ -272,6 +257,20 @@ bool has_lane_maxima(const Call& call) {
            (taps_of_window(geometry) <= most_taps && !spans_plane(geometry) && has_positions_of_32_bits(geometry));
 }
 
+// Whether maxima with Indices are found along rows that follow each other, and then of the rows.
+template <class T>
+bool has_flat_maxima(const Call& call) {
+    using Accumulator = typename ComparedMax<T>::Accumulator;
+    constexpr double most_rows = 32;        // of a window: keys share what more of them have in common
+    constexpr int64_t most_taps = 1 << 13;  // of results: only where rows follow each other are all of them looked up
+    const Geometry& geometry = call.geometry;
+    const double rows = taps_of_window(geometry) / static_cast<double>(geometry.axes[geometry.rank - 1].kernel);
+    return !call.channels_innermost && rows <= most_rows && !spans_plane(geometry) &&
+           (sizeof(Accumulator) == 8 || has_positions_of_32_bits(geometry)) &&
+           fits_flat_rows<false>(geometry, sizeof(Accumulator), most_taps) && call.x.strides[1 + geometry.rank] == 1 &&
+           is_contiguous(geometry, call.y, output_size) && is_contiguous(geometry, call.indices, output_size);
+}
+
 template <class R>
 Task plan_forward_of(const Call& call) {
     using T = typename R::Element;
@@ -281,9 +280,9 @@ Task plan_forward_of(const Call& call) {
                     elements_per_row(call, call.geometry.axes[call.geometry.rank - 1].output)};
         }
         if (has_flat_maxima<T>(call)) return plan_flat_rows<ComparedMax<T>>(call, forward_flat_maxima<T>);
-    }
-    if constexpr (R::kIndexed && !std::is_same_v<T, double>) {
-        if (can_be_keyed<T>(call)) return plan_forward_of<KeyedMax<T>>(call);
+        if constexpr (!std::is_same_v<T, double>) {
+            if (can_be_keyed<T>(call)) return plan_forward_of<KeyedMax<T>>(call);
+        }
     }
     if constexpr (is_half_precision<T> && std::is_same_v<R, Max<T>>) {
         return plan_forward_of<OrderedMax<T>>(call);

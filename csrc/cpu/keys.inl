@@ -2,18 +2,20 @@
 // A maximum and its position as one integer, so that "the larger value, of equal ones the first" is the larger key, and
 // maxima with indices run through the same loops as all other reductions.
 
+template <class T>
+using key_t = std::conditional_t<std::is_integral_v<T>, int32_t, int64_t>;
+
 // From the highest bit: the value, as bits that order like it, and bits that count down with the position in the plane.
 // Integers of 8 bits leave 24 of 32 for that. Others take 32 of 64 (NaN above everything, both zeros alike) and leave
 // 31, the last one being whether the value is -0.
 template <class T>
-struct KeyedMax : Largest<std::conditional_t<std::is_integral_v<T>, int32_t, int64_t>> {
+struct KeyedMax : Largest<key_t<T>> {
     using Element = T;
-    using typename Largest<std::conditional_t<std::is_integral_v<T>, int32_t, int64_t>>::Accumulator;
+    using typename Largest<key_t<T>>::Accumulator;
     static constexpr bool kIsInteger = std::is_integral_v<T>;
     static constexpr int kValueShift = kIsInteger ? 24 : 32, kPositionShift = kIsInteger ? 0 : 1;
     static constexpr int64_t kMostPositions = int64_t{1} << (kValueShift - kPositionShift);
-    static constexpr Accumulator kPositionMask = (Accumulator{1} << kValueShift) - 1;
-    static constexpr Accumulator kFirstPosition = kPositionMask >> kPositionShift << kPositionShift;
+    static constexpr Accumulator kFirstPosition = static_cast<Accumulator>((kMostPositions - 1) << kPositionShift);
     static constexpr int kMiddle = std::is_same_v<T, uint8_t> ? 128 : 0;  // of integers, which becomes 0
 
     explicit KeyedMax(const Parameters&) {}
@@ -194,6 +196,11 @@ auto keep_columns(const R& reduction, typename R::Accumulator* target, int64_t c
 // The index of a plane's first element.
 inline int64_t first_index(const Call& call, int64_t image, int64_t channel) {
     return image * call.index_strides[0] + channel * call.index_strides[1];
+}
+
+// The indices of these lanes' first elements.
+inline void find_first_indices(const Call& call, int64_t image, int64_t channel, int64_t lanes, int64_t* indices) {
+    for (int64_t lane = 0; lane < lanes; ++lane) indices[lane] = first_index(call, image, channel + lane);
 }
 
 // Maxima and Indices.
