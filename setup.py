@@ -40,6 +40,9 @@ REDUCTIONS = ["kLpNorm", "kMaxWithIndex", "kAverage", "kMax", "kQuantizedAverage
 # No contraction to fused multiply-adds: the same bits on every instruction set and device. Nobody reads errno or the
 # flags of floating-point exceptions, which would keep loops from being vectorised.
 FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+# GCC 12 and 13 merge functions that differ only in what is known of their values (PR 113907): the same loop, written
+# for vectors of several lengths, ended too early for some.
+FLAGS += ["-fno-ipa-icf"]
 FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-g0"]
 
 
