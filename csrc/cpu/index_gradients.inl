@@ -1,412 +1,316 @@
 // Part of kernels.inl: see there.
-// The gradient of a maximum goes to the element that its index names. Where windows are small, each element gathers
-// what the windows that cover it send, in their order, as far as they name it; otherwise windows scatter it.
+// The gradient of a maximum goes to the element that its index names: windows send it there, one after the other.
+//
+// Elements of grad_x that follow each other are sums of what windows send. Both classes that keep them have:
+// * between(begin, end, soon): the sums of elements begin ... end - 1. Those of elements before are complete, and the
+//   windows after these will send to elements before `soon`.
+// * due(), write(count): what is to be written until then, and about so much of it, while windows send: to write all of
+//   it at once would be to wait for memory.
+// * finish(end): the sums of elements before `end` are complete.
+
+// In grad_x, which is zeroed before windows send to it.
+template <class T>
+class SumsInPlace {
+public:
+    static_assert(std::is_same_v<T, accumulator_t<T>>);
+
+    // Of elements from `begin` on.
+    SumsInPlace(const Call& call, int64_t begin, int64_t)
+        : grad_x_(static_cast<T*>(call.grad_x.data)), zeroed_(begin), soon_(begin) {}
+
+    T* between(int64_t begin, int64_t end, int64_t soon) {
+        finish(end);
+        soon_ = soon;
+        return grad_x_ + begin;
+    }
+    int64_t due() const { return soon_ - zeroed_; }
+    void write(int64_t count) {
+        const int64_t end = std::min(soon_, zeroed_ + count);
+        if (zeroed_ >= end) return;
+        std::fill(grad_x_ + zeroed_, grad_x_ + end, T(0));
+        zeroed_ = end;
+    }
+    void finish(int64_t end) {
+        soon_ = end;
+        write(due());
+    }
+
+private:
+    T* const grad_x_;
+    int64_t zeroed_, soon_;
+};
+
+// In a buffer. Those that are complete leave as whole lines of memory, past the caches if grad_x exceeds them.
+template <class T>
+class BufferedSums {
+public:
+    using Accumulator = accumulator_t<T>;
+
+    // Of elements from `begin` on, with room for so many at least.
+    BufferedSums(const Call& call, int64_t begin, int64_t room)
+        : BufferedSums(static_cast<T*>(call.grad_x.data), begin, room, exceeds_caches<T>(call)) {}
+
+    Accumulator* between(int64_t begin, int64_t end, int64_t) {
+        complete_ = begin - first_;
+        until_ = std::max(until_, end - first_);
+        if (until_ - origin_ > room()) make_room();
+        return sums_.data() + (complete_ - origin_);
+    }
+    int64_t due() const { return complete_ - written_; }
+    void write(int64_t count) { write_lines(std::min(complete_, written_ + count)); }
+    void finish(int64_t end) {
+        between(end, end, end);
+        write_lines(complete_);
+        write_elements(complete_);
+        finish_streaming(streams_);
+    }
+
+private:
+    static constexpr int64_t kLineBytes = 64, kLine = kLineBytes / sizeof(T);
+
+    BufferedSums(T* grad_x, int64_t begin, int64_t room, bool streams)
+        : first_(begin - static_cast<int64_t>(reinterpret_cast<uintptr_t>(grad_x + begin) % kLineBytes / sizeof(T))),
+          lines_(grad_x + first_),
+          written_(begin - first_),
+          complete_(written_),
+          until_(written_),
+          streams_(streams),
+          sums_(ceil_div(room, kLine) * kLine) {}
+
+    int64_t room() const { return static_cast<int64_t>(sums_.size()); }
+
+    template <class Count>
+    static void take(T* target, Accumulator* sums, Count n, bool streams) {
+        store_ahead(target, convert<T>(load<n>(sums)), streams);
+        store(sums, decltype(load<n>(sums)){});
+    }
+
+    // In lines that others write to as well.
+    void write_elements(int64_t end) {
+        constexpr std::integral_constant<int, 1> one;
+        for (; written_ < end; ++written_) take(lines_ + written_, sums_.data() + (written_ - origin_), one, false);
+    }
+
+    // Whole lines that end here or before.
+    void write_lines(int64_t end) {
+        end = end / kLine * kLine;
+        if (written_ >= end) return;
+        write_elements(ceil_div(written_, kLine) * kLine);
+        const int64_t size = end - written_;
+        T* const target = lines_ + written_;
+        Accumulator* const sums = sums_.data() + (written_ - origin_);
+        constexpr std::integral_constant<int, kLanes<Accumulator>> n;
+        if (streams_) {
+            for (int64_t i = 0; i < size; i += n) take(target + i, sums + i, n, true);
+        } else {
+            for (int64_t i = 0; i < size; i += n) take(target + i, sums + i, n, false);
+        }
+        written_ = end;
+    }
+
+    __attribute__((noinline)) void make_room() {
+        if (until_ - written_ + kLine > room()) write_lines(complete_);
+        const int64_t needed = until_ - written_ + kLine;
+        if (room() < needed) sums_.resize(2 * ceil_div(needed, kLine) * kLine);
+        // What has been written is 0 now.
+        const int64_t moved = written_ / kLine * kLine - origin_;
+        std::copy(sums_.begin() + moved, sums_.end(), sums_.begin());
+        std::fill(std::max(sums_.begin() + moved, sums_.end() - moved), sums_.end(), Accumulator(0));
+        origin_ += moved;
+    }
+
+    // Elements are counted from one on that begins a line.
+    const int64_t first_;
+    T* const lines_;
+    int64_t origin_ = 0;  // which sums_ begin with, and a line
+    int64_t written_, complete_, until_;
+    const bool streams_;
+    Buffer<Accumulator> sums_;
+};
+
+// Slices along the first axis, of plane after plane: elements of one position, and windows that begin at one.
+class Slices {
+public:
+    explicit Slices(const Geometry& geometry)
+        : axis_(geometry.axes[0]), reach_((axis_.kernel - 1) * axis_.dilation + 1) {}
+
+    // How many a window looks at.
+    int64_t reach() const { return std::min(reach_, axis_.input); }
+
+    // The windows that may look at slices from this one on,
+    int64_t first_windows(int64_t slice) const {
+        const int64_t least = slice % axis_.input + axis_.pad_begin - (reach_ - 1);
+        return slice / axis_.input * axis_.output +
+               std::min(ceil_div(std::max<int64_t>(0, least), axis_.stride), axis_.output);
+    }
+    // and at those up to this one.
+    int64_t last_windows(int64_t slice) const {
+        const int64_t most = slice % axis_.input + axis_.pad_begin;
+        return slice / axis_.input * axis_.output + std::min(most / axis_.stride, axis_.output - 1);
+    }
+
+    // What these windows may look at.
+    int64_t begin(int64_t windows) const { return slice(windows, 0); }
+    int64_t end(int64_t windows) const { return slice(windows, reach_); }
+
+private:
+    int64_t slice(int64_t windows, int64_t offset) const {
+        const int64_t position = windows % axis_.output * axis_.stride - axis_.pad_begin + offset;
+        return windows / axis_.output * axis_.input + std::clamp<int64_t>(position, 0, axis_.input);
+    }
+
+    const Axis& axis_;
+    const int64_t reach_;
+};
+
+// send(i) for 0 ... count - 1, and ask(i) before each line of indices.
+template <class Send, class Ask>
+__attribute__((always_inline)) inline void send_in_order(int64_t count, const Send& send, const Ask& ask) {
+    constexpr int64_t line = 64 / sizeof(int64_t);
+    int64_t i = 0;
+    for (; i + line <= count; i += line) {
+        ask(i);
+#pragma GCC unroll 8
+        for (int64_t k = 0; k < line; ++k) send(i + k);
+    }
+    for (; i < count; ++i) send(i);
+}
+
+// How far sums are prepared beyond those that the next windows send to. Processors compare addresses modulo 4096 bytes
+// at first: a load waits for a store that is a multiple of it away.
+template <class T>
+constexpr int64_t kSumsAhead = 2048 / sizeof(T);
+
+// What runs of planes that follow each other send to slices begin ... end - 1 of the first one, and to as many of each
+// other. They take turns: windows that follow each other often name the same element, and an addition has to wait for
+// the last one.
+template <class T, class Sums, int kRuns>
+void scatter_runs(const Call& call, int64_t begin, int64_t end) {
+    using Accumulator = accumulator_t<T>;
+    constexpr int64_t most_sums = (1 << 13) / sizeof(Accumulator);  // that are added up,
+    constexpr int64_t most_windows = 512;                           // before it is seen which ones are complete
+    constexpr int64_t windows_together = 64;                        // between writes
+    if (begin >= end) return;
+    const Geometry& geometry = call.geometry;
+    const Axis& axis = geometry.axes[0];
+    const Slices slices(geometry);
+    const int64_t slice_size = plane_size(geometry, input_size) / axis.input;
+    const int64_t slice_windows = plane_size(geometry, output_size) / axis.output;
+    const int64_t run_size = (end - begin) * slice_size;
+    const int64_t run_windows = (end - begin) / axis.input * axis.output * slice_windows;
+    const int64_t together = std::max<int64_t>(
+        1, std::min(most_windows / slice_windows, most_sums * axis.output / (axis.input * slice_size)));
+    std::vector<Sums> runs;
+    runs.reserve(kRuns);
+    for (int r = 0; r < kRuns; ++r) {
+        runs.emplace_back(call, begin * slice_size + r * run_size, 4 * (most_sums + slices.reach() * slice_size));
+    }
+    const int64_t last = slices.last_windows(end - 1);
+    for (int64_t slice = slices.first_windows(begin), next; slice <= last; slice = next) {
+        next = std::min(slice + together, last + 1);
+        const int64_t first = std::max(slices.begin(slice), begin) * slice_size;
+        const int64_t size = std::min(slices.end(next - 1), end) * slice_size - first;
+        const int64_t soon = slices.end(std::min(next + together - 1, last)) * slice_size + kSumsAhead<T>;
+        Accumulator* sums[kRuns];
+        for (int r = 0; r < kRuns; ++r) {
+            const int64_t run = r * run_size;
+            sums[r] = runs[r].between(first + run, first + size + run, std::min(soon, end * slice_size) + run);
+        }
+        const T* const grad_y = static_cast<const T*>(call.grad_y.data) + slice * slice_windows;
+        const int64_t* const indices = static_cast<const int64_t*>(call.indices.data) + slice * slice_windows;
+        const int64_t windows = (next - slice) * slice_windows;
+        const int64_t written = ceil_div(runs[0].due() * windows_together, windows);
+        const auto send = [&](int64_t i) {
+#pragma GCC unroll 4
+            for (int r = 0; r < kRuns; ++r) {
+                const int64_t element = indices[r * run_windows + i] - (first + r * run_size);
+                if (static_cast<uint64_t>(element) >= static_cast<uint64_t>(size)) continue;
+                sums[r][element] += static_cast<Accumulator>(load<1>(grad_y + r * run_windows + i));
+            }
+        };
+        const auto ask = [&](int64_t i) {
+            for (int r = 0; r < kRuns; ++r) {
+                look_ahead<4096>(indices + r * run_windows + i);
+                look_ahead<2048>(grad_y + r * run_windows + i);
+            }
+        };
+        for (int64_t i = 0; i < windows; i += windows_together) {
+            send_in_order(
+                std::min(windows_together, windows - i), [&](int64_t k) { send(i + k); },
+                [&](int64_t k) { ask(i + k); });
+            for (int r = 0; r < kRuns; ++r) runs[r].write(written);
+        }
+    }
+    for (int r = 0; r < kRuns; ++r) runs[r].finish(end * slice_size + r * run_size);
+}
+
+// Contiguous tensors. Units are slices.
+template <class T, class Sums, int kRuns>
+void backward_scattered(const Call& call, int64_t begin, int64_t end) {
+    const int64_t plane = call.geometry.axes[0].input;
+    const int64_t plane_bytes = plane_size(call.geometry, input_size) * static_cast<int64_t>(sizeof(T));
+    const int64_t first = ceil_div(begin, plane) * plane, most = (end - first) / plane / kRuns;
+    // Runs are not a multiple of 4096 bytes apart either, if some planes less are enough for that.
+    int64_t planes = most;
+    const auto are_apart = [&] { return std::abs((planes * plane_bytes + 2048) % 4096 - 2048) >= 1024; };
+    while (planes > most - most / 8 && !are_apart()) --planes;
+    if (!are_apart()) planes = most;
+    if (kRuns == 1 || planes <= 0) return scatter_runs<T, Sums, 1>(call, begin, end);
+    scatter_runs<T, Sums, 1>(call, begin, first);
+    scatter_runs<T, Sums, kRuns>(call, first, first + planes * plane);
+    scatter_runs<T, Sums, 1>(call, first + kRuns * planes * plane, end);
+}
+
+// Tensors whose channels are innermost, and otherwise dense. Units are slices.
+template <class T, class Sums>
+void backward_scattered_channels(const Call& call, int64_t begin, int64_t end) {
+    if (begin >= end) return;
+    const Geometry& geometry = call.geometry;
+    const Axis& axis = geometry.axes[0];
+    const Slices slices(geometry);
+    const int64_t plane = plane_size(geometry, input_size), channels = geometry.channels;
+    const int64_t slice_size = plane / axis.input * channels;
+    const int64_t slice_positions = plane_size(geometry, output_size) / axis.output;
+    Sums sums_in_order(call, begin * slice_size, 2 * (slices.reach() + axis.stride) * slice_size);
+    const int64_t last = slices.last_windows(end - 1);
+    for (int64_t slice = slices.first_windows(begin); slice <= last; ++slice) {
+        const int64_t first = std::max(slices.begin(slice), begin), size = std::min(slices.end(slice), end) - first;
+        const int64_t soon = slices.end(std::min(slice + 1, last)) * slice_size + kSumsAhead<T>;
+        auto* const sums =
+            sums_in_order.between(first * slice_size, (first + size) * slice_size, std::min(soon, end * slice_size));
+        const int64_t positions = size * slice_size / channels;
+        const int64_t image = slice / axis.output;
+        const int64_t first_index = image * channels * plane + (first - image * axis.input) * (plane / axis.input);
+        const T* grad_y = static_cast<const T*>(call.grad_y.data) + slice * slice_positions * channels;
+        const int64_t* indices = static_cast<const int64_t*>(call.indices.data) + slice * slice_positions * channels;
+        const int64_t written = ceil_div(sums_in_order.due(), slice_positions);
+        for (int64_t i = 0; i < slice_positions; ++i, grad_y += channels, indices += channels) {
+            const auto send = [&](int64_t c) {
+                const int64_t position = indices[c] - (first_index + c * plane);
+                if (static_cast<uint64_t>(position) >= static_cast<uint64_t>(positions)) return;
+                sums[position * channels + c] += static_cast<accumulator_t<T>>(load<1>(grad_y + c));
+            };
+            send_in_order(channels, send, [&](int64_t c) {
+                look_ahead<4096>(indices + c);
+                look_ahead<2048>(grad_y + c);
+            });
+            sums_in_order.write(written);
+        }
+    }
+    sums_in_order.finish(end * slice_size);
+}
 
 // A position, or -1 if it is none of these.
-template <class Position, class V>
-inline auto position_below(int64_t size, V position) {
+template <class V>
+inline V position_below(int64_t size, V position) {
     const V none = position - position - 1;
-    return convert<Position>(position < 0 || position >= size ? none : position);
-}
-
-// Elements of rows that follow each other in all tensors. What vectors read beyond the end of a row are windows that
-// name other elements.
-template <class T>
-class GatheredRows {
-public:
-    using Accumulator = accumulator_t<T>;
-    using Position = integer_t<sizeof(Accumulator), true>;
-
-    GatheredRows(const Call& call, const RowsOfCoverings<T, Accumulator>& covered)
-        : elements_(covered.along.outputs),
-          windows_(covered.along.columns),
-          results_follow_(covered.along.results_follow()),
-          streams_(exceeds_caches<T>(call)) {
-        const Geometry& geometry = call.geometry;
-        int64_t strides[kMaxSpatialRank], longest = 0;
-        plane_windows_ = packed_strides(geometry, 1, output_size, strides);
-        for (const AlongRow::Tap& tap : covered.along.taps) longest = std::max(longest, std::abs(tap.shift));
-        room_ = (ceil_div(longest, kCount) + 2) * kCount;
-        named_.assign(covered.planes * plane_windows_ + 2 * room_, -1);
-        sent_.resize(named_.size());
-        rows_ = RowTaps(geometry, input_size, covering_tables(geometry), strides, covered.along.elements_follow());
-        for (const RowTaps::Row& row : rows_.rows) {
-            for (int64_t phase = 0; phase < covered.along.result_phases; ++phase) {
-                ends_.push_back(static_cast<int64_t>(taps_.size()));
-                for (int64_t i = row.begin; i < row.end; ++i) {
-                    for (const AlongRow::Tap& tap : covered.along.taps) {
-                        if (tap.result_phase == phase) taps_.push_back(rows_.offsets[i] + tap.shift);
-                    }
-                }
-            }
-        }
-        ends_.push_back(static_cast<int64_t>(taps_.size()));
-    }
-
-    // The planes that come next, of so many elements.
-    void set_planes(const T* grad_y, const int64_t* indices, int64_t first_index, int64_t size) {
-        grad_y_ = grad_y;
-        indices_ = indices;
-        first_index_ = first_index;
-        size_ = size;
-        prepared_ = 0;
-    }
-
-    // The gradients of `count` rows of these planes from `first` on, to which all come in turn. Behind them there is
-    // `room` for elements that mean nothing. Inlined, the loops run out of registers.
-    template <int kPhases>
-    __attribute__((noinline)) void compute(int64_t first, int64_t count, int64_t room, T* grad_x) {
-        const auto plane_rows = static_cast<int64_t>(rows_.rows.size());
-        int64_t own = first % plane_rows, window = first / plane_rows * plane_windows_;
-        int64_t rest = count * elements_;
-        auto element = static_cast<Position>(first * elements_);
-        for (int64_t row = 0; row < count; own = 0, window += plane_windows_) {
-            const int64_t rows = std::min(plane_rows - own, count - row);
-            prepare(window + rows_.elements_end(own, rows, windows_));
-            for (const int64_t last = own + rows; own < last;) {
-                const int64_t together = results_follow_ ? std::min(rows_.rows[own].together, last - own) : 1;
-                const int64_t size = together * elements_;
-                rest -= size;
-                gather<kPhases>(ends_.data() + own * kPhases, window, element, size, room + rest, grad_x);
-                grad_x += size;
-                element += static_cast<Position>(size);
-                own += together;
-            }
-            row += rows;
-        }
-    }
-
-    // After the last row.
-    void finish() const { finish_streaming(streams_); }
-
-private:
-    static constexpr int kCount = kLanes<Accumulator>;
-    using V = Vector<Accumulator, kCount>;
-    using Positions = Vector<Position, kCount>;
-
-    // What windows send, and which of the planes' elements they name, up to this window.
-    void prepare(int64_t until) {
-        const int64_t size = until - prepared_;
-        if (size <= 0) return;
-        const T* const grad_y = grad_y_ + prepared_;
-        const int64_t* const indices = indices_ + prepared_;
-        Accumulator* const sent = sent_.data() + room_ + prepared_;
-        Position* const named = named_.data() + room_ + prepared_;
-        prefetch_ahead(grad_y, size);
-        prefetch_ahead(indices, size);
-        in_vectors<kCount>(size,
-                           [&](int64_t i, auto n) { store(sent + i, convert<Accumulator>(load<n>(grad_y + i))); });
-        in_vectors<kLanes<int64_t>>(size, [&](int64_t i, auto n) {
-            store(named + i, position_below<Position>(size_, load<n>(indices + i) - first_index_));
-        });
-        prepared_ = until;
-    }
-
-    // The gradients of `size` elements that follow each other.
-    template <int kPhases>
-    void gather(const int64_t* ends, int64_t first_window, Position first_element, int64_t size, int64_t room,
-                T* grad_x) const {
-        const Position* const named = named_.data() + room_ + first_window;
-        const Accumulator* const sent = sent_.data() + room_ + first_window;
-        const int64_t* const taps = taps_.data();
-        // Where windows have no strides, more is read than written, and nothing is gained.
-        const bool whole = streams_ && kPhases > 1 && are_whole_lines(grad_x, size);
-        const auto gather_vectors = [&](auto count, int64_t i) {
-            V sums[kPhases][count];
-            const auto gather_phase = [&](V(&sum)[count], int phase) {
-                Positions own[count];
-                for (int v = 0; v < count; ++v) {
-                    own[v] = kEvery<kPhases> + static_cast<Position>(first_element + i + phase + v * kPhases * kCount);
-                    sum[v] = V{};
-                }
-                for (int64_t k = ends[phase]; k < ends[phase + 1]; ++k) {
-                    const int64_t window = taps[k] + i / kPhases;
-                    for (int v = 0; v < count; ++v) {
-                        const V more = sum[v] + load<kCount>(sent + window + v * kCount);
-                        sum[v] = load<kCount>(named + window + v * kCount) == own[v] ? more : sum[v];
-                    }
-                }
-            };
-            gather_phase(sums[0], 0);
-            if constexpr (kPhases == 2) gather_phase(sums[1], 1);
-            T beyond_end[kPhases * count * kCount];
-            const bool fits = i + kPhases * count * kCount <= size + room;
-            T* target = fits ? grad_x + i : beyond_end;
-            const bool streams = whole && fits;
-            const auto put = [&](V sum) {
-                store_ahead(target, convert<T>(sum), streams);
-                target += kCount;
-            };
-            for (int v = 0; v < count; ++v) {
-                if constexpr (kPhases == 1) {
-                    put(sums[0][v]);
-                } else {
-                    put(interleave<0>(sums[0][v], sums[1][v]));
-                    put(interleave<kCount / 2>(sums[0][v], sums[1][v]));
-                }
-            }
-            if (!fits) std::copy_n(beyond_end, size - i, grad_x + i);
-        };
-        int64_t i = 0;
-        for (; size - i > kPhases * kCount; i += 2 * kPhases * kCount) {
-            gather_vectors(std::integral_constant<int, 2>(), i);
-        }
-        if (i < size) gather_vectors(std::integral_constant<int, 1>(), i);
-    }
-
-    template <int kStep, Position... lane>
-    static constexpr Positions every(std::integer_sequence<Position, lane...>) {
-        return Positions{kStep * lane...};
-    }
-    template <int kStep>
-    static constexpr Positions kEvery = every<kStep>(std::make_integer_sequence<Position, kCount>());
-
-    const int64_t elements_, windows_;  // of a row
-    const bool results_follow_;
-    const bool streams_;  // what is whole lines of memory, past the caches
-    int64_t plane_windows_;
-    int64_t room_;  // for windows beyond the planes' ends
-    RowTaps rows_;
-    std::vector<int64_t> taps_;  // windows that may name the elements of a row, by phases
-    std::vector<int64_t> ends_;  // for each row and phase, those of the ones before
-    Buffer<Accumulator> sent_;
-    Buffer<Position> named_;
-
-    const T* grad_y_ = nullptr;
-    const int64_t* indices_ = nullptr;
-    int64_t first_index_ = 0;
-    int64_t size_ = 0;
-    int64_t prepared_ = 0;  // windows
-};
-
-// Units are some planes that follow each other.
-template <class T>
-void backward_gathered_rows(const Call& call, int64_t begin, int64_t end) {
-    const RowsOfCoverings<T, accumulator_t<T>> covered(call);
-    GatheredRows<T> gathered(call, covered);
-    const int64_t size = plane_size(call.geometry, input_size), windows = plane_size(call.geometry, output_size);
-    T* grad_x = nullptr;
-    const auto start = [&](int64_t plane, int64_t planes) {
-        gathered.set_planes(static_cast<const T*>(call.grad_y.data) + plane * windows,
-                            static_cast<const int64_t*>(call.indices.data) + plane * windows, plane * size,
-                            planes * size);
-        grad_x = static_cast<T*>(call.grad_x.data) + plane * size;
-    };
-    covered.for_each_group(call, begin, end, start, [&](int64_t first, int64_t count, int64_t room) {
-        T* const target = grad_x + first * covered.along.outputs;
-        covered.along.result_phases == 1 ? gathered.template compute<1>(first, count, room, target)
-                                         : gathered.template compute<2>(first, count, room, target);
-    });
-    gathered.finish();
-}
-
-// Elements of channels that are next to each other.
-template <class T>
-class GatheredLanes {
-public:
-    explicit GatheredLanes(const Call& call)
-        : call_(call),
-          last_(call.geometry.rank - 1),
-          outputs_(call.geometry.axes[last_].output),
-          plane_size_(plane_size(call.geometry, input_size)),
-          block_(lanes_per_row(call)),
-          streams_(is_streamed<T>(call, call.grad_x, block_)),
-          coverings_(covering_tables(call.geometry)),
-          lane_indices_(block_) {
-        int64_t strides[kMaxSpatialRank];
-        packed_strides(call.geometry, 1, output_size, strides);
-        rows_ = RowTaps(call.geometry, input_size, coverings_, strides, false);
-        // Rows of windows are kept as long as elements need them.
-        int64_t end = 0;
-        for (const RowTaps::Row& row : rows_.rows) {
-            if (row.begin == row.end) continue;
-            end = std::max(end, rows_.offsets[row.end - 1] + outputs_);
-            kept_ = std::max(kept_, end - rows_.offsets[row.begin]);
-        }
-        sent_.resize(kept_ * block_);
-        named_.resize(kept_ * block_);
-    }
-
-    // The lanes that come next: all rows of their elements in turn.
-    void set_lanes(int64_t image, int64_t channel) {
-        lanes_ = std::min(block_, call_.geometry.channels - channel);
-        grad_y_ = plane_at<const T>(call_.grad_y, image, channel);
-        indices_ = plane_at<const int64_t>(call_.indices, image, channel);
-        find_first_indices(call_, image, channel, lanes_, lane_indices_.data());
-        prepared_rows_ = 0;
-    }
-
-    // The gradients of the row_index-th row, at these outer coordinates, whose first element has the index `first`.
-    void compute(const int64_t* outer, int64_t row_index, int64_t first, T* grad_x) {
-        prepare(end_of_covering_rows(coverings_, outer));
-        const RowTaps::Row& taps = rows_.rows[row_index];
-        for (int64_t i = 0; i < call_.geometry.axes[last_].input; ++i) {
-            const Range& along = coverings_[last_].taps[i];
-            windows_.clear();
-            for (int64_t tap = taps.begin; tap < taps.end; ++tap) {
-                const int64_t row = rows_.offsets[tap] % kept_;
-                for (int64_t k = 0; k < along.count; ++k) {
-                    windows_.push_back((row + along.begin + k * along.step) * block_);
-                }
-            }
-            gather(static_cast<Position>(first + i * call_.index_strides[2 + last_]),
-                   grad_x + i * call_.grad_x.strides[2 + last_]);
-        }
-    }
-
-    // After the last row.
-    void finish() const { finish_streaming(streams_); }
-
-private:
-    using Accumulator = accumulator_t<T>;
-    using Position = integer_t<sizeof(Accumulator), true>;
-    static constexpr int kCount = kLanes<Accumulator>;
-
-    // What rows of windows send, and which elements of the plane they name, up to this one.
-    void prepare(int64_t until) {
-        for (; prepared_rows_ < until; ++prepared_rows_) {
-            int64_t outer[kMaxSpatialRank];
-            find_row(call_.geometry, output_size, prepared_rows_, outer);
-            const T* grad_y = grad_y_ + offset_of_row(outer, call_.grad_y.strides, call_.geometry.rank);
-            const int64_t* indices = indices_ + offset_of_row(outer, call_.indices.strides, call_.geometry.rank);
-            int64_t window = prepared_rows_ * outputs_ % kept_ * block_;
-            for (int64_t o = 0; o < outputs_; ++o, window += block_) {
-                prefetch_ahead(grad_y, lanes_);
-                prefetch_ahead(indices, lanes_);
-                in_vectors<kCount>(lanes_, [&](int64_t i, auto n) {
-                    store(sent_.data() + window + i, convert<Accumulator>(load<n>(grad_y + i)));
-                });
-                in_vectors<kLanes<int64_t>>(lanes_, [&](int64_t i, auto n) {
-                    const auto position = load<n>(indices + i) - load<n>(lane_indices_.data() + i);
-                    store(named_.data() + window + i, position_below<Position>(plane_size_, position));
-                });
-                grad_y += call_.grad_y.strides[2 + last_];
-                indices += call_.indices.strides[2 + last_];
-            }
-        }
-    }
-
-    // Of windows_, for all lanes.
-    void gather(Position own, T* grad_x) const {
-        const auto gather_vectors = [&](auto count, auto lanes, int64_t i) {
-            decltype(load<lanes>(sent_.data())) sums[count] = {};
-            for (const int64_t window : windows_) {
-                const Accumulator* const sent = sent_.data() + window + i;
-                const Position* const named = named_.data() + window + i;
-                for (int v = 0; v < count; ++v) {
-                    const auto more = sums[v] + load<lanes>(sent + v * lanes);
-                    sums[v] = load<lanes>(named + v * lanes) == own ? more : sums[v];
-                }
-            }
-            for (int v = 0; v < count; ++v) {
-                store_ahead(grad_x + i + v * lanes, convert<T>(sums[v]), streams_);
-            }
-        };
-        constexpr std::integral_constant<int, 1> one;
-        constexpr std::integral_constant<int, 4> four;
-        constexpr std::integral_constant<int, kCount> vector;
-        int64_t done = 0;
-        for (; done + four * kCount <= lanes_; done += four * kCount) gather_vectors(four, vector, done);
-        in_vectors<kCount>(lanes_ - done, [&](int64_t i, auto lanes) { gather_vectors(one, lanes, done + i); });
-    }
-
-    const Call& call_;
-    const int last_;
-    const int64_t outputs_;     // of a row
-    const int64_t plane_size_;  // elements
-    const int64_t block_;       // lanes
-    const bool streams_;
-    const std::vector<AxisTable> coverings_;
-    RowTaps rows_;
-    int64_t kept_ = 1;  // windows
-    Buffer<Accumulator> sent_;
-    Buffer<Position> named_;
-    Buffer<int64_t> lane_indices_;  // of the first element
-    std::vector<int64_t> windows_;  // that cover an element: where they are kept
-
-    const T* grad_y_ = nullptr;
-    const int64_t* indices_ = nullptr;
-    int64_t lanes_ = 0;
-    int64_t prepared_rows_ = 0;
-};
-
-// Units are blocks of channels of an image.
-template <class T>
-void backward_gathered_lanes(const Call& call, int64_t begin, int64_t end) {
-    const Geometry& geometry = call.geometry;
-    const int64_t block = lanes_per_row(call), blocks = ceil_div(geometry.channels, block);
-    GatheredLanes<T> gathered(call);
-    for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t image = unit / blocks, channel = unit % blocks * block;
-        T* const grad_x = plane_at<T>(call.grad_x, image, channel);
-        gathered.set_lanes(image, channel);
-        for_each_row_of_plane<2>(geometry, input_size, {call.grad_x.strides + 2, call.index_strides + 2},
-                                 [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[2]) {
-                                     gathered.compute(outer, row, offsets[1], grad_x + offsets[0]);
-                                 });
-    }
-    gathered.finish();
+    return position < 0 || position >= size ? none : position;
 }
 
 // Channels at a time: all that are next to each other where sums are added up in place.
 template <class T>
 int64_t index_lanes(const Call& call) {
     return std::is_same_v<T, accumulator_t<T>> ? lanes_per_row(call) : lanes_per_block(call, 1 << 16);
-}
-
-// Planes of tensors that are contiguous. Large windows that follow each other often name the same element, and an
-// addition has to wait for the last one: several planes in turns. Smaller ones are faster in the order of memory. Units
-// are so many planes.
-template <class T, int kPlanes>
-void backward_scattered_planes(const Call& call, int64_t begin, int64_t end) {
-    using Accumulator = accumulator_t<T>;
-    constexpr bool in_place = std::is_same_v<T, Accumulator>;
-    constexpr int64_t line = 64 / sizeof(T);
-    constexpr int64_t prefetched_bytes = 1 << 15;  // of a unit's gradients: not if caches hold little else
-    const Geometry& geometry = call.geometry;
-    const int64_t size = plane_size(geometry, input_size), windows = plane_size(geometry, output_size);
-    const bool fits = kPlanes > 1 && static_cast<int64_t>(sizeof(T)) * kPlanes * size <= prefetched_bytes;
-    const int64_t elements_per_window = ceil_div(size, std::max<int64_t>(1, windows));
-    Buffer<Accumulator> buffer(in_place ? 0 : kPlanes * size);
-    for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t plane = unit * kPlanes;
-        const int64_t planes = std::min<int64_t>(kPlanes, geometry.batch * geometry.channels - plane);
-        const T* const grad_y = static_cast<const T*>(call.grad_y.data) + plane * windows;
-        const int64_t* const indices = static_cast<const int64_t*>(call.indices.data) + plane * windows;
-        T* const grad_x = static_cast<T*>(call.grad_x.data) + plane * size;
-        Accumulator* sums = buffer.data();
-        if constexpr (in_place) sums = grad_x;
-        std::fill_n(sums, planes * size, Accumulator(0));
-        const auto scatter = [&](int64_t first, auto count, auto reads_ahead) {
-            for (int64_t i = 0; i < windows; ++i) {
-                // Of the next unit, little by little: several streams that are short are not foreseen by processors.
-                for (int64_t p = planes; reads_ahead && i % line == 0 && p < 2 * planes; ++p) {
-                    prefetch(indices + p * windows + i, line);
-                    prefetch(grad_y + p * windows + i, line);
-                    prefetch(grad_x + p * size + i * elements_per_window, line * elements_per_window);
-                }
-#pragma GCC unroll 4
-                for (int64_t p = first; p < first + count; ++p) {
-                    const int64_t element = indices[p * windows + i] - (plane + p) * size;
-                    if (static_cast<uint64_t>(element) >= static_cast<uint64_t>(size)) continue;
-                    sums[p * size + element] += static_cast<Accumulator>(load<1>(grad_y + p * windows + i));
-                }
-            }
-        };
-        constexpr std::integral_constant<int, kPlanes> all;
-        constexpr std::integral_constant<int, 1> one;
-        if (planes < kPlanes) {
-            for (int64_t p = 0; p < planes; ++p) scatter(p, one, std::false_type());
-        } else if (fits) {
-            scatter(0, all, std::true_type());
-        } else {
-            scatter(0, all, std::false_type());
-        }
-        if constexpr (!in_place) {
-            in_vectors<kLanes<Accumulator>>(
-                planes * size, [&](int64_t i, auto n) { store(grad_x + i, convert<T>(load<n>(sums + i))); });
-        }
-    }
 }
 
 // The gradient of a maximum goes where its index says: planes are added up in the order of their windows.
@@ -504,7 +408,7 @@ void backward_by_index(const Call& call, int64_t begin, int64_t end) {
                 look_ahead<4096>(index + i);
                 look_ahead<2048>(grad + i);
                 const auto position = load<n>(index + i) - load<n>(own_indices + i);
-                store(elements + i, position_below<int64_t>(elements_end, position));
+                store(elements + i, position_below(elements_end, position));
             });
             Accumulator* const own_sums = sums + begin * sum_step;
             for (int64_t i = 0; i < count; ++i) {

@@ -62,6 +62,18 @@ bool is_contiguous(const Geometry& geometry, const Operand& operand, Size size_o
            (geometry.batch * geometry.channels == 1 || operand.strides[1] == plane);
 }
 
+// Whether elements follow each other in the order [N, D1, ..., Dr, C].
+template <class Size>
+bool is_channels_last(const Geometry& geometry, const Operand& operand, Size size_of_axis) {
+    int64_t stride = geometry.channels;
+    for (int a = geometry.rank - 1; a >= 0; --a) {
+        const int64_t size = size_of_axis(geometry.axes[a]);
+        if (size > 1 && operand.strides[2 + a] != stride) return false;
+        stride *= size;
+    }
+    return operand.strides[1] == 1 && (geometry.batch == 1 || operand.strides[0] == stride);
+}
+
 // Rows are worth a buffer if there are several windows in them that look at data for the most part.
 inline bool has_contiguous_rows(const Call& call) {
     const int last = call.geometry.rank - 1;
@@ -344,59 +356,42 @@ Task plan_sum_gradient(const Call& call) {
     return has_long_rows ? task(backward_rows<G>, planes) : Task{};
 }
 
-// Whether windows of maxima are so small that gradients are gathered rather than scattered.
-template <class T>
-bool has_small_windows(const Geometry& geometry) {
-    constexpr double largest_window = kLanes<accumulator_t<T>> >= 8 ? 9 : 4;
-    return taps_of_window(geometry) <= largest_window && has_positions_of_32_bits(geometry) && has_few_rows(geometry);
-}
-
-// Rows that are worth gathering, where what vectors read beyond the end of one names no element of it.
-template <class T>
-bool has_rows_to_gather(const Geometry& geometry) {
-    constexpr int64_t least_windows = 8;
-    constexpr double most_taps = 1 << 16;  // that rows of a plane may have
-    const Axis& last = geometry.axes[geometry.rank - 1];
-    return last.output >= least_windows && last.output * last.stride > (last.kernel - 1) * last.dilation &&
-           fits_flat_rows<true>(geometry, sizeof(accumulator_t<T>)) &&
-           rows_of_windows(geometry) * static_cast<double>(last.kernel) <= most_taps;
-}
-
 template <class T>
 Task plan_index_gradient(const Call& call) {
+    constexpr double most_sums = 1 << 20;  // that windows may still send to: they need a place beside grad_x
+    constexpr double few_sums = 1 << 11;   // that the first cache keeps beside all else
+    constexpr double least_overlap = 4, much_overlap = 49;
     const Geometry& geometry = call.geometry;
-    double elements = 1;
-    for (int a = 0; a < geometry.rank; ++a) elements *= static_cast<double>(geometry.axes[a].input);
-    const auto all_contiguous = [&] {
-        return is_contiguous(geometry, {nullptr, call.index_strides}, input_size) &&
-               is_contiguous(geometry, call.grad_x, input_size) && is_contiguous(geometry, call.grad_y, output_size) &&
-               is_contiguous(geometry, call.indices, output_size);
+    const Axis& axis = geometry.axes[0];
+    double overlap = taps_of_window(geometry), slice = call.channels_innermost ? geometry.channels : 1;
+    for (int a = 0; a < geometry.rank; ++a) overlap /= static_cast<double>(geometry.axes[a].stride);
+    for (int a = 1; a < geometry.rank; ++a) slice *= static_cast<double>(geometry.axes[a].input);
+    const double sums = slice * static_cast<double>(std::min((axis.kernel - 1) * axis.dilation + 1, axis.input));
+    const auto all = [&](const auto& follow_each_other) {
+        return sums <= most_sums && is_contiguous(geometry, {nullptr, call.index_strides}, input_size) &&
+               follow_each_other(call.grad_x, input_size) && follow_each_other(call.grad_y, output_size) &&
+               follow_each_other(call.indices, output_size);
     };
-    const auto by_planes = [&](decltype(Task::run) run, int64_t together) -> Task {
-        return {run, ceil_div(geometry.batch * geometry.channels, together), elements * static_cast<double>(together)};
-    };
-    const bool windows_are_small = has_small_windows<T>(geometry);
+#if defined(ONNXPOOL_AVX512)
+    using Sums = std::conditional_t<std::is_same_v<T, accumulator_t<T>>, SumsInPlace<T>, BufferedSums<T>>;
+#else
+    using Sums = BufferedSums<T>;
+#endif
     if (call.channels_innermost) {
-        if (windows_are_small && call.grad_x.strides[1] == 1 && call.grad_y.strides[1] == 1 &&
-            call.indices.strides[1] == 1) {
-            const int64_t block = lanes_per_row(call);
-            return {backward_gathered_lanes<T>, geometry.batch * ceil_div(geometry.channels, block),
-                    elements * static_cast<double>(block)};
+        if (all([&](const Operand& operand, auto size) { return is_channels_last(geometry, operand, size); })) {
+            return {sums < few_sums ? backward_scattered_channels<T, BufferedSums<T>>
+                                    : backward_scattered_channels<T, Sums>,
+                    geometry.batch * axis.input, slice};
         }
-    } else if (all_contiguous()) {
-        if (!windows_are_small) {
-            constexpr double most_taps = 49;  // of windows that are faster in the order of memory
-            constexpr int together = 4;
-            return taps_of_window(geometry) <= most_taps ? by_planes(backward_scattered_planes<T, 1>, 1)
-                                                         : by_planes(backward_scattered_planes<T, together>, together);
-        }
-        if (has_rows_to_gather<T>(geometry)) {
-            return by_planes(backward_gathered_rows<T>, RowsOfCoverings<T, accumulator_t<T>>(call).planes);
-        }
+    } else if (all([&](const Operand& operand, auto size) { return is_contiguous(geometry, operand, size); })) {
+        const auto run = overlap < least_overlap   ? backward_scattered<T, Sums, 1>
+                         : overlap <= much_overlap ? backward_scattered<T, Sums, 2>
+                                                   : backward_scattered<T, Sums, 4>;
+        return {run, geometry.batch * geometry.channels * axis.input, slice};
     }
     const int64_t block = index_lanes<T>(call);
     return {backward_by_index<T>, geometry.batch * ceil_div(geometry.channels, block),
-            elements * static_cast<double>(block)};
+            slice * static_cast<double>(axis.input)};
 }
 
 template <class R>
