@@ -130,13 +130,16 @@ class Operator:
         if self.gives_indices:
             ctx.save_for_backward(*tensors, result[1])
             ctx.mark_non_differentiable(result[1])
+            ctx.set_materialize_grads(False)  # torch would fill as many zeros for Indices
         elif self.gradient_needs == "Y":
             ctx.save_for_backward(*tensors, result)
         else:
             ctx.save_for_backward(*tensors)
 
-    def gradient(self, grad_Y: Tensor, *kept: Tensor, **attributes: Any) -> Tensor:
-        """grad_X, by the operator of its own that computes it."""
+    def gradient(self, grad_Y: Tensor | None, *kept: Tensor, **attributes: Any) -> Tensor | None:
+        """grad_X, by the operator of its own that computes it. None stands for zeros."""
+        if grad_Y is None:
+            return None
         if 1 + len(kept) < self.backward_inputs:  # a maximum that was not asked where it is
             kept = (*kept, dispatch(self.with_indices, (kept[0].detach(),), attributes)[1])
         if torch.is_grad_enabled():  # the gradient will itself be differentiated

@@ -594,18 +594,30 @@ template <class G>
 void backward_planes(const Call& call, int64_t begin, int64_t end) {
     using T = typename G::Element;
     using Accumulator = typename G::Accumulator;
+    constexpr int64_t part = (1 << 13) / sizeof(Accumulator);  // several stay in a first cache
     const Geometry& geometry = call.geometry;
     const G gradient(call.parameters);
-    double size = 1;
-    for (int a = 0; a < geometry.rank; ++a) size *= static_cast<double>(geometry.axes[a].input);
+    const int64_t size = plane_size(geometry, input_size);
+    // Where all elements of a plane get the same, nothing but memory takes time: it is written past the caches, as
+    // whole lines, which planes may share.
+    const bool in_order = !G::kNeedsData && exceeds_caches<T>(call) && is_contiguous(geometry, call.grad_x, input_size);
+    std::optional<SumsInOrder<T>> results;
+    if (in_order) results.emplace(call, begin * size, 2 * part);
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = quotient(unit, geometry.channels), channel = unit - image * geometry.channels;
         const auto grad_y = load<1>(plane_at<const T>(call.grad_y, image, channel));
         const auto y = load<1>(plane_at<const T>(result_of<G>(call), image, channel));
         const Accumulator sent = gradient.prepare(grad_y, y, static_cast<Accumulator>(size));
+        if (in_order) {
+            for (int64_t done = 0; done < size; done += part) {
+                const int64_t count = std::min(part, size - done), first = unit * size + done;
+                std::fill_n(results->between(first, first + count), count, static_cast<accumulator_t<T>>(sent));
+            }
+            continue;
+        }
         const FinishGradient<G> finish{gradient, plane_at<const T>(data_of<G>(call), image, channel),
                                        plane_at<T>(call.grad_x, image, channel)};
-        in_vectors<kLanes<Accumulator>>(static_cast<int64_t>(size), [&](int64_t i, auto n) {
+        in_vectors<kLanes<Accumulator>>(size, [&](int64_t i, auto n) {
             if constexpr (n == 1) {
                 finish(i, sent);
             } else {
@@ -613,4 +625,5 @@ void backward_planes(const Call& call, int64_t begin, int64_t end) {
             }
         });
     }
+    if (in_order) results->finish(end * size);
 }

@@ -1,132 +1,5 @@
 // Part of kernels.inl: see there.
 // The gradient of a maximum goes to the element that its index names: windows send it there, one after the other.
-//
-// Elements of grad_x that follow each other are sums of what windows send. Both classes that keep them have:
-// * between(begin, end, soon): the sums of elements begin ... end - 1. Those of elements before are complete, and the
-//   windows after these will send to elements before `soon`.
-// * due(), write(count): what is to be written until then, and about so much of it, while windows send: to write all of
-//   it at once would be to wait for memory.
-// * finish(end): the sums of elements before `end` are complete.
-
-// In grad_x, which is zeroed before windows send to it.
-template <class T>
-class SumsInPlace {
-public:
-    static_assert(std::is_same_v<T, accumulator_t<T>>);
-
-    // Of elements from `begin` on.
-    SumsInPlace(const Call& call, int64_t begin, int64_t)
-        : grad_x_(static_cast<T*>(call.grad_x.data)), zeroed_(begin), soon_(begin) {}
-
-    T* between(int64_t begin, int64_t end, int64_t soon) {
-        finish(end);
-        soon_ = soon;
-        return grad_x_ + begin;
-    }
-    int64_t due() const { return soon_ - zeroed_; }
-    void write(int64_t count) {
-        const int64_t end = std::min(soon_, zeroed_ + count);
-        if (zeroed_ >= end) return;
-        std::fill(grad_x_ + zeroed_, grad_x_ + end, T(0));
-        zeroed_ = end;
-    }
-    void finish(int64_t end) {
-        soon_ = end;
-        write(due());
-    }
-
-private:
-    T* const grad_x_;
-    int64_t zeroed_, soon_;
-};
-
-// In a buffer. Those that are complete leave as whole lines of memory, past the caches if grad_x exceeds them.
-template <class T>
-class BufferedSums {
-public:
-    using Accumulator = accumulator_t<T>;
-
-    // Of elements from `begin` on, with room for so many at least.
-    BufferedSums(const Call& call, int64_t begin, int64_t room)
-        : BufferedSums(static_cast<T*>(call.grad_x.data), begin, room, exceeds_caches<T>(call)) {}
-
-    Accumulator* between(int64_t begin, int64_t end, int64_t) {
-        complete_ = begin - first_;
-        until_ = std::max(until_, end - first_);
-        if (until_ - origin_ > room()) make_room();
-        return sums_.data() + (complete_ - origin_);
-    }
-    int64_t due() const { return complete_ - written_; }
-    void write(int64_t count) { write_lines(std::min(complete_, written_ + count)); }
-    void finish(int64_t end) {
-        between(end, end, end);
-        write_lines(complete_);
-        write_elements(complete_);
-        finish_streaming(streams_);
-    }
-
-private:
-    static constexpr int64_t kLineBytes = 64, kLine = kLineBytes / sizeof(T);
-
-    BufferedSums(T* grad_x, int64_t begin, int64_t room, bool streams)
-        : first_(begin - static_cast<int64_t>(reinterpret_cast<uintptr_t>(grad_x + begin) % kLineBytes / sizeof(T))),
-          lines_(grad_x + first_),
-          written_(begin - first_),
-          complete_(written_),
-          until_(written_),
-          streams_(streams),
-          sums_(ceil_div(room, kLine) * kLine) {}
-
-    int64_t room() const { return static_cast<int64_t>(sums_.size()); }
-
-    template <class Count>
-    static void take(T* target, Accumulator* sums, Count n, bool streams) {
-        store_ahead(target, convert<T>(load<n>(sums)), streams);
-        store(sums, decltype(load<n>(sums)){});
-    }
-
-    // In lines that others write to as well.
-    void write_elements(int64_t end) {
-        constexpr std::integral_constant<int, 1> one;
-        for (; written_ < end; ++written_) take(lines_ + written_, sums_.data() + (written_ - origin_), one, false);
-    }
-
-    // Whole lines that end here or before.
-    void write_lines(int64_t end) {
-        end = end / kLine * kLine;
-        if (written_ >= end) return;
-        write_elements(ceil_div(written_, kLine) * kLine);
-        const int64_t size = end - written_;
-        T* const target = lines_ + written_;
-        Accumulator* const sums = sums_.data() + (written_ - origin_);
-        constexpr std::integral_constant<int, kLanes<Accumulator>> n;
-        if (streams_) {
-            for (int64_t i = 0; i < size; i += n) take(target + i, sums + i, n, true);
-        } else {
-            for (int64_t i = 0; i < size; i += n) take(target + i, sums + i, n, false);
-        }
-        written_ = end;
-    }
-
-    __attribute__((noinline)) void make_room() {
-        if (until_ - written_ + kLine > room()) write_lines(complete_);
-        const int64_t needed = until_ - written_ + kLine;
-        if (room() < needed) sums_.resize(2 * ceil_div(needed, kLine) * kLine);
-        // What has been written is 0 now.
-        const int64_t moved = written_ / kLine * kLine - origin_;
-        std::copy(sums_.begin() + moved, sums_.end(), sums_.begin());
-        std::fill(std::max(sums_.begin() + moved, sums_.end() - moved), sums_.end(), Accumulator(0));
-        origin_ += moved;
-    }
-
-    // Elements are counted from one on that begins a line.
-    const int64_t first_;
-    T* const lines_;
-    int64_t origin_ = 0;  // which sums_ begin with, and a line
-    int64_t written_, complete_, until_;
-    const bool streams_;
-    Buffer<Accumulator> sums_;
-};
 
 // Slices along the first axis, of plane after plane: elements of one position, and windows that begin at one.
 class Slices {
@@ -176,15 +49,10 @@ __attribute__((always_inline)) inline void send_in_order(int64_t count, const Se
     for (; i < count; ++i) send(i);
 }
 
-// How far sums are prepared beyond those that the next windows send to. Processors compare addresses modulo 4096 bytes
-// at first: a load waits for a store that is a multiple of it away.
-template <class T>
-constexpr int64_t kSumsAhead = 2048 / sizeof(T);
-
 // What runs of planes that follow each other send to slices begin ... end - 1 of the first one, and to as many of each
 // other. They take turns: windows that follow each other often name the same element, and an addition has to wait for
 // the last one.
-template <class T, class Sums, int kRuns>
+template <class T, int kRuns>
 void scatter_runs(const Call& call, int64_t begin, int64_t end) {
     using Accumulator = accumulator_t<T>;
     constexpr int64_t most_sums = (1 << 13) / sizeof(Accumulator);  // that are added up,
@@ -200,7 +68,7 @@ void scatter_runs(const Call& call, int64_t begin, int64_t end) {
     const int64_t run_windows = (end - begin) / axis.input * axis.output * slice_windows;
     const int64_t together = std::max<int64_t>(
         1, std::min(most_windows / slice_windows, most_sums * axis.output / (axis.input * slice_size)));
-    std::vector<Sums> runs;
+    std::vector<SumsInOrder<T>> runs;
     runs.reserve(kRuns);
     for (int r = 0; r < kRuns; ++r) {
         runs.emplace_back(call, begin * slice_size + r * run_size, 4 * (most_sums + slices.reach() * slice_size));
@@ -210,16 +78,12 @@ void scatter_runs(const Call& call, int64_t begin, int64_t end) {
         next = std::min(slice + together, last + 1);
         const int64_t first = std::max(slices.begin(slice), begin) * slice_size;
         const int64_t size = std::min(slices.end(next - 1), end) * slice_size - first;
-        const int64_t soon = slices.end(std::min(next + together - 1, last)) * slice_size + kSumsAhead<T>;
         Accumulator* sums[kRuns];
-        for (int r = 0; r < kRuns; ++r) {
-            const int64_t run = r * run_size;
-            sums[r] = runs[r].between(first + run, first + size + run, std::min(soon, end * slice_size) + run);
-        }
+        for (int r = 0; r < kRuns; ++r) sums[r] = runs[r].between(first + r * run_size, first + r * run_size + size);
         const T* const grad_y = static_cast<const T*>(call.grad_y.data) + slice * slice_windows;
         const int64_t* const indices = static_cast<const int64_t*>(call.indices.data) + slice * slice_windows;
         const int64_t windows = (next - slice) * slice_windows;
-        const int64_t written = ceil_div(runs[0].due() * windows_together, windows);
+        const int64_t written = ceil_div(runs[0].waiting() * windows_together, windows);
         const auto send = [&](int64_t i) {
 #pragma GCC unroll 4
             for (int r = 0; r < kRuns; ++r) {
@@ -245,24 +109,18 @@ void scatter_runs(const Call& call, int64_t begin, int64_t end) {
 }
 
 // Contiguous tensors. Units are slices.
-template <class T, class Sums, int kRuns>
+template <class T, int kRuns>
 void backward_scattered(const Call& call, int64_t begin, int64_t end) {
     const int64_t plane = call.geometry.axes[0].input;
-    const int64_t plane_bytes = plane_size(call.geometry, input_size) * static_cast<int64_t>(sizeof(T));
-    const int64_t first = ceil_div(begin, plane) * plane, most = (end - first) / plane / kRuns;
-    // Runs are not a multiple of 4096 bytes apart either, if some planes less are enough for that.
-    int64_t planes = most;
-    const auto are_apart = [&] { return std::abs((planes * plane_bytes + 2048) % 4096 - 2048) >= 1024; };
-    while (planes > most - most / 8 && !are_apart()) --planes;
-    if (!are_apart()) planes = most;
-    if (kRuns == 1 || planes <= 0) return scatter_runs<T, Sums, 1>(call, begin, end);
-    scatter_runs<T, Sums, 1>(call, begin, first);
-    scatter_runs<T, Sums, kRuns>(call, first, first + planes * plane);
-    scatter_runs<T, Sums, 1>(call, first + kRuns * planes * plane, end);
+    const int64_t first = ceil_div(begin, plane) * plane, run = (end - first) / plane / kRuns * plane;
+    if (kRuns == 1 || run <= 0) return scatter_runs<T, 1>(call, begin, end);
+    scatter_runs<T, 1>(call, begin, first);
+    scatter_runs<T, kRuns>(call, first, first + run);
+    scatter_runs<T, 1>(call, first + kRuns * run, end);
 }
 
 // Tensors whose channels are innermost, and otherwise dense. Units are slices.
-template <class T, class Sums>
+template <class T>
 void backward_scattered_channels(const Call& call, int64_t begin, int64_t end) {
     if (begin >= end) return;
     const Geometry& geometry = call.geometry;
@@ -271,19 +129,19 @@ void backward_scattered_channels(const Call& call, int64_t begin, int64_t end) {
     const int64_t plane = plane_size(geometry, input_size), channels = geometry.channels;
     const int64_t slice_size = plane / axis.input * channels;
     const int64_t slice_positions = plane_size(geometry, output_size) / axis.output;
-    Sums sums_in_order(call, begin * slice_size, 2 * (slices.reach() + axis.stride) * slice_size);
+    // What is complete waits while windows send to what follows, unless there is one window for all.
+    const int64_t kept = plane_size(geometry, output_size) > 1 ? 2 * (slices.reach() + axis.stride) : axis.input;
+    SumsInOrder<T> sums_in_order(call, begin * slice_size, kept * slice_size);
     const int64_t last = slices.last_windows(end - 1);
     for (int64_t slice = slices.first_windows(begin); slice <= last; ++slice) {
         const int64_t first = std::max(slices.begin(slice), begin), size = std::min(slices.end(slice), end) - first;
-        const int64_t soon = slices.end(std::min(slice + 1, last)) * slice_size + kSumsAhead<T>;
-        auto* const sums =
-            sums_in_order.between(first * slice_size, (first + size) * slice_size, std::min(soon, end * slice_size));
+        accumulator_t<T>* const sums = sums_in_order.between(first * slice_size, (first + size) * slice_size);
         const int64_t positions = size * slice_size / channels;
         const int64_t image = slice / axis.output;
         const int64_t first_index = image * channels * plane + (first - image * axis.input) * (plane / axis.input);
         const T* grad_y = static_cast<const T*>(call.grad_y.data) + slice * slice_positions * channels;
         const int64_t* indices = static_cast<const int64_t*>(call.indices.data) + slice * slice_positions * channels;
-        const int64_t written = ceil_div(sums_in_order.due(), slice_positions);
+        const int64_t written = ceil_div(sums_in_order.waiting(), slice_positions);
         for (int64_t i = 0; i < slice_positions; ++i, grad_y += channels, indices += channels) {
             const auto send = [&](int64_t c) {
                 const int64_t position = indices[c] - (first_index + c * plane);

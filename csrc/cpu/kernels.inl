@@ -20,6 +20,7 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "rows.inl"
 #include "flat_rows.inl"
 #include "flat_maxima.inl"
+#include "sums_in_order.inl"
 #include "gradients.inl"
 #include "index_gradients.inl"
 // clang-format on
@@ -33,45 +34,6 @@ inline bool spans_plane(const Geometry& geometry) {
         if (axis.kernel != axis.input || axis.output != 1 || axis.dilation != 1 || axis.pad_begin != 0) return false;
     }
     return true;
-}
-
-// Whether the planes of a tensor are dense in memory.
-template <class Size>
-bool has_dense_planes(const Geometry& geometry, const Operand& operand, Size size_of_axis) {
-    int64_t stride = 1;
-    for (int a = geometry.rank - 1; a >= 0; --a) {
-        const int64_t size = size_of_axis(geometry.axes[a]);
-        if (size > 1 && operand.strides[2 + a] != stride) return false;
-        stride *= size;
-    }
-    return true;
-}
-
-// Whether they also lie at even distances, in the order [N, C].
-template <class Size>
-bool has_planes_in_order(const Geometry& geometry, const Operand& operand, Size size_of_axis) {
-    return has_dense_planes(geometry, operand, size_of_axis) &&
-           (geometry.batch == 1 || operand.strides[0] == geometry.channels * operand.strides[1]);
-}
-
-template <class Size>
-bool is_contiguous(const Geometry& geometry, const Operand& operand, Size size_of_axis) {
-    int64_t plane = 1;
-    for (int a = 0; a < geometry.rank; ++a) plane *= size_of_axis(geometry.axes[a]);
-    return has_planes_in_order(geometry, operand, size_of_axis) &&
-           (geometry.batch * geometry.channels == 1 || operand.strides[1] == plane);
-}
-
-// Whether elements follow each other in the order [N, D1, ..., Dr, C].
-template <class Size>
-bool is_channels_last(const Geometry& geometry, const Operand& operand, Size size_of_axis) {
-    int64_t stride = geometry.channels;
-    for (int a = geometry.rank - 1; a >= 0; --a) {
-        const int64_t size = size_of_axis(geometry.axes[a]);
-        if (size > 1 && operand.strides[2 + a] != stride) return false;
-        stride *= size;
-    }
-    return operand.strides[1] == 1 && (geometry.batch == 1 || operand.strides[0] == stride);
 }
 
 // Rows are worth a buffer if there are several windows in them that look at data for the most part.
@@ -359,7 +321,6 @@ Task plan_sum_gradient(const Call& call) {
 template <class T>
 Task plan_index_gradient(const Call& call) {
     constexpr double most_sums = 1 << 20;  // that windows may still send to: they need a place beside grad_x
-    constexpr double few_sums = 1 << 11;   // that the first cache keeps beside all else
     constexpr double least_overlap = 4, much_overlap = 49;
     const Geometry& geometry = call.geometry;
     const Axis& axis = geometry.axes[0];
@@ -372,21 +333,14 @@ Task plan_index_gradient(const Call& call) {
                follow_each_other(call.grad_x, input_size) && follow_each_other(call.grad_y, output_size) &&
                follow_each_other(call.indices, output_size);
     };
-#if defined(ONNXPOOL_AVX512)
-    using Sums = std::conditional_t<std::is_same_v<T, accumulator_t<T>>, SumsInPlace<T>, BufferedSums<T>>;
-#else
-    using Sums = BufferedSums<T>;
-#endif
     if (call.channels_innermost) {
         if (all([&](const Operand& operand, auto size) { return is_channels_last(geometry, operand, size); })) {
-            return {sums < few_sums ? backward_scattered_channels<T, BufferedSums<T>>
-                                    : backward_scattered_channels<T, Sums>,
-                    geometry.batch * axis.input, slice};
+            return {backward_scattered_channels<T>, geometry.batch * axis.input, slice};
         }
     } else if (all([&](const Operand& operand, auto size) { return is_contiguous(geometry, operand, size); })) {
-        const auto run = overlap < least_overlap   ? backward_scattered<T, Sums, 1>
-                         : overlap <= much_overlap ? backward_scattered<T, Sums, 2>
-                                                   : backward_scattered<T, Sums, 4>;
+        const auto run = overlap < least_overlap   ? backward_scattered<T, 1>
+                         : overlap <= much_overlap ? backward_scattered<T, 2>
+                                                   : backward_scattered<T, 4>;
         return {run, geometry.batch * geometry.channels * axis.input, slice};
     }
     const int64_t block = index_lanes<T>(call);
