@@ -231,6 +231,44 @@ def test_functional_hessian(p, device):
     torch.testing.assert_close(ours, hessian(lambda x: (4 * F.avg_pool2d(x.abs().pow(p), 2, 1)).pow(1 / p)))
 
 
+MAX_POOLS = {
+    "function": lambda x: torch_onnxpool.max_pool(x, 2),
+    "function with indices": lambda x: torch_onnxpool.max_pool(x, 2, return_indices=True)[0],
+    "operator": lambda x: torch.ops.torch_onnxpool.max_pool_with_indices(x, [2, 2])[0],
+}
+
+
+@pytest.mark.parametrize("max_pool", MAX_POOLS.values(), ids=MAX_POOLS)
+def test_no_zeros_are_made_for_the_gradient_of_indices(max_pool, device):
+    x = torch.randn(2, 3, 8, 8, device=device, requires_grad=True)
+    y = max_pool(x)
+    grad_y = torch.ones_like(y)
+    with torch.profiler.profile() as profile:
+        torch.autograd.grad(y, x, grad_y)
+    names = {event.key for event in profile.key_averages()}
+    assert any("max_pool" in name for name in names)
+    assert not any("zero" in name or "fill" in name for name in names)
+
+
+class Discard(torch.autograd.Function):
+    """Its gradient is None, which stands for zeros."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+@pytest.mark.parametrize("max_pool", MAX_POOLS.values(), ids=MAX_POOLS)
+def test_no_gradient_comes_and_none_goes(max_pool, device):
+    x = torch.randn(2, 3, 8, 8, device=device, requires_grad=True)
+    (grad_x,) = torch.autograd.grad(Discard.apply(max_pool(x)).sum(), x, allow_unused=True)
+    assert grad_x is None or not grad_x.any()
+
+
 @pytest.mark.parametrize("operator", WINDOWED + GLOBAL)
 def test_no_graph_where_none_is_wanted(operator, device):
     case = Case(operator, (1, 2, 4, 4), {"kernel_shape": [2, 2]} if operator in WINDOWED else {})
