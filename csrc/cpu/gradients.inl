@@ -598,9 +598,10 @@ void backward_planes(const Call& call, int64_t begin, int64_t end) {
     const Geometry& geometry = call.geometry;
     const G gradient(call.parameters);
     const int64_t size = plane_size(geometry, input_size);
-    // Where all elements of a plane get the same, nothing but memory takes time: it is written past the caches, as
-    // whole lines, which planes may share.
-    const bool in_order = !G::kNeedsData && exceeds_caches<T>(call) && is_contiguous(geometry, call.grad_x, input_size);
+    // Where all elements of a large plane get the same, nothing but memory takes time: it is written past the caches,
+    // as whole lines, which planes may share.
+    const bool in_order = !G::kNeedsData && size >= part / 2 && exceeds_caches<T>(call) &&
+                          is_contiguous(geometry, call.grad_x, input_size);
     std::optional<SumsInOrder<T>> results;
     if (in_order) results.emplace(call, begin * size, 2 * part);
     for (int64_t unit = begin; unit < end; ++unit) {
