@@ -78,16 +78,19 @@ private:
     }
 
     // For elements up to until_. Windows have sent to those before `used`; all others are 0, and what has been written.
+    // More may be complete than there is room for: elements that no window looks at.
     __attribute__((noinline)) void make_room(int64_t used) {
-        if (until_ - written_ + kLine > room()) write_lines(complete_);
-        const int64_t needed = until_ - written_ + kLine;
+        const int64_t needed = until_ - complete_ + 2 * kLine;
         if (room() < needed) sums_.resize(2 * ceil_div(needed, kLine) * kLine);
-        const int64_t moved = written_ / kLine * kLine - origin_;
-        const int64_t kept = std::max<int64_t>(0, used - origin_ - moved);
-        Accumulator* const sums = sums_.data();
-        std::copy(sums + moved, sums + moved + kept, sums);
-        std::fill(sums + std::max(moved, kept), sums + moved + kept, Accumulator(0));
-        origin_ += moved;
+        while (until_ - origin_ > room()) {
+            if (until_ - written_ + kLine > room()) write_lines(std::min(complete_, origin_ + room()));
+            const int64_t moved = written_ / kLine * kLine - origin_;
+            const int64_t kept = std::max<int64_t>(0, used - origin_ - moved);
+            Accumulator* const sums = sums_.data();
+            std::copy(sums + moved, sums + moved + kept, sums);
+            std::fill(sums + std::max(moved, kept), sums + moved + kept, Accumulator(0));
+            origin_ += moved;
+        }
     }
 
     // Elements are counted from one on that begins a line.
