@@ -327,17 +327,18 @@ Task plan_index_gradient(const Call& call) {
     double overlap = taps_of_window(geometry), slice = call.channels_innermost ? geometry.channels : 1;
     for (int a = 0; a < geometry.rank; ++a) overlap /= static_cast<double>(geometry.axes[a].stride);
     for (int a = 1; a < geometry.rank; ++a) slice *= static_cast<double>(geometry.axes[a].input);
-    const double sums = slice * static_cast<double>(std::min((axis.kernel - 1) * axis.dilation + 1, axis.input));
-    const auto all = [&](const auto& follow_each_other) {
-        return sums <= most_sums && is_contiguous(geometry, {nullptr, call.index_strides}, input_size) &&
-               follow_each_other(call.grad_x, input_size) && follow_each_other(call.grad_y, output_size) &&
-               follow_each_other(call.indices, output_size);
+    const double sums = slice * static_cast<double>(Slices(geometry).reach());
+    const auto is_dense = [&](const Operand& operand, auto size) {
+        return call.channels_innermost ? is_channels_last(geometry, operand, size)
+                                       : is_contiguous(geometry, operand, size);
     };
-    if (call.channels_innermost) {
-        if (all([&](const Operand& operand, auto size) { return is_channels_last(geometry, operand, size); })) {
-            return {backward_scattered_channels<T>, geometry.batch * axis.input, slice};
-        }
-    } else if (all([&](const Operand& operand, auto size) { return is_contiguous(geometry, operand, size); })) {
+    const bool in_order = sums <= most_sums && is_contiguous(geometry, {nullptr, call.index_strides}, input_size) &&
+                          is_dense(call.grad_x, input_size) && is_dense(call.grad_y, output_size) &&
+                          is_dense(call.indices, output_size);
+    if (in_order && call.channels_innermost) {
+        return {backward_scattered_channels<T>, geometry.batch * axis.input, slice};
+    }
+    if (in_order) {
         const auto run = overlap < least_overlap   ? backward_scattered<T, 1>
                          : overlap <= much_overlap ? backward_scattered<T, 2>
                                                    : backward_scattered<T, 4>;

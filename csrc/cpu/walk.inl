@@ -170,10 +170,9 @@ inline int64_t row_reach(const Axis& axis) {
     return (axis.output - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1;
 }
 
-// Whether the planes of a tensor are dense in memory.
+// Whether the planes of a tensor are dense in memory, but for what is between elements that are `stride` apart.
 template <class Size>
-bool has_dense_planes(const Geometry& geometry, const Operand& operand, Size size_of_axis) {
-    int64_t stride = 1;
+bool has_dense_planes(const Geometry& geometry, const Operand& operand, Size size_of_axis, int64_t stride = 1) {
     for (int a = geometry.rank - 1; a >= 0; --a) {
         const int64_t size = size_of_axis(geometry.axes[a]);
         if (size > 1 && operand.strides[2 + a] != stride) return false;
@@ -191,22 +190,16 @@ bool has_planes_in_order(const Geometry& geometry, const Operand& operand, Size 
 
 template <class Size>
 bool is_contiguous(const Geometry& geometry, const Operand& operand, Size size_of_axis) {
-    int64_t plane = 1;
-    for (int a = 0; a < geometry.rank; ++a) plane *= size_of_axis(geometry.axes[a]);
     return has_planes_in_order(geometry, operand, size_of_axis) &&
-           (geometry.batch * geometry.channels == 1 || operand.strides[1] == plane);
+           (geometry.batch * geometry.channels == 1 || operand.strides[1] == plane_size(geometry, size_of_axis));
 }
 
 // Whether elements follow each other in the order [N, D1, ..., Dr, C].
 template <class Size>
 bool is_channels_last(const Geometry& geometry, const Operand& operand, Size size_of_axis) {
-    int64_t stride = geometry.channels;
-    for (int a = geometry.rank - 1; a >= 0; --a) {
-        const int64_t size = size_of_axis(geometry.axes[a]);
-        if (size > 1 && operand.strides[2 + a] != stride) return false;
-        stride *= size;
-    }
-    return operand.strides[1] == 1 && (geometry.batch == 1 || operand.strides[0] == stride);
+    const int64_t channels = geometry.channels;
+    return operand.strides[1] == 1 && has_dense_planes(geometry, operand, size_of_axis, channels) &&
+           (geometry.batch == 1 || operand.strides[0] == plane_size(geometry, size_of_axis) * channels);
 }
 
 #if !defined(ONNXPOOL_LEAST_STREAMED_BYTES)  // tests stream less
