@@ -231,6 +231,17 @@ def test_functional_hessian(p, device):
     torch.testing.assert_close(ours, hessian(lambda x: (4 * F.avg_pool2d(x.abs().pow(p), 2, 1)).pow(1 / p)))
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_maxima_of_few_elements(layout, device):
+    """Strides greater than windows: no window looks at the elements between them, nor at the last ones."""
+    for height in range(1, 60):
+        x = torch.randn(1, 64, height, 9, device=device).to(memory_format=layout).requires_grad_()
+        torch_onnxpool.max_pool(x, 1, strides=[5, 5]).sum().backward()
+        expected = torch.zeros_like(x)
+        expected[:, :, ::5, ::5] = 1
+        assert torch.equal(x.grad, expected), height
+
+
 MAX_POOLS = {
     "function": lambda x: torch_onnxpool.max_pool(x, 2),
     "function with indices": lambda x: torch_onnxpool.max_pool(x, 2, return_indices=True)[0],
