@@ -137,8 +137,9 @@ private:
             const int64_t largest = is_wide ? 16 : attributes.rank == 3 ? 14 : 48;
             for (int a = 0; a < attributes.rank; ++a) {
                 shape.push_back(random_.between(1, largest));
-                attributes.axes[a] = {random_.between(1, random_.once_in(4) ? 16 : 5), random_.between(1, 3),
-                                      random_.between(1, 3), random_.between(0, 2), random_.between(0, 2)};
+                attributes.axes[a] = {random_.between(1, random_.once_in(4) ? 16 : 5),
+                                      random_.between(1, random_.once_in(4) ? 16 : 3), random_.between(1, 3),
+                                      random_.between(0, 2), random_.between(0, 2)};
                 if (is_global) attributes.axes[a] = {shape.back(), 1, 1, 0, 0};
             }
             try {
