@@ -24,6 +24,11 @@ struct Call {
     bool channels_innermost = false;         // vectors run over channels rather than along the last spatial axis
     Operand x, y, indices, grad_y, grad_x;
 
+    // Of a part of a call: data along the last axis that only windows and their divisors know, before and behind those
+    // of this part, and the index of its first element.
+    int64_t data_before = 0, data_after = 0;
+    int64_t first_index = 0;
+
     Call(const Geometry& geometry, const Parameters& parameters) : geometry(geometry), parameters(parameters) {}
 };
 

@@ -194,6 +194,29 @@ ONNXPOOL_HOST_DEVICE inline V square_root(V x) {
     return for_each_number(x, [](number_t<V> number) { return std::sqrt(number); });
 }
 
+// The square root of a float64 number that is 0 or not subnormal, to be rounded to float32: then the same as
+// square_root(), since the roots of float64 numbers keep a distance from where float32 rounds that is larger than the
+// error before the last rounding here.
+template <class V>
+ONNXPOOL_HOST_DEVICE inline V square_root_for_float32(V x) {
+#if defined(ONNXPOOL_AVX512)
+    if constexpr (sizeof(V) == 64 && std::is_same_v<number_t<V>, double>) {  // a third of the instruction's time
+        // Goldschmidt's iteration: root and slope approach sqrt(x) and 1 / (2 sqrt(x)), from 14 bits to 28 and to 53.
+        const __m512d radicand = (__m512d)x, half = _mm512_set1_pd(0.5), reciprocal = _mm512_rsqrt14_pd(radicand);
+        __m512d root = radicand * reciprocal, slope = half * reciprocal;
+        for (int step = 0; step < 2; ++step) {
+            const __m512d missing = _mm512_fnmadd_pd(root, slope, half);
+            root = _mm512_fmadd_pd(root, missing, root);
+            slope = _mm512_fmadd_pd(slope, missing, slope);
+        }
+        root = _mm512_fmadd_pd(_mm512_fnmadd_pd(root, root, radicand), slope, root);
+        const V infinity = V{} + std::numeric_limits<double>::infinity();
+        return (x > 0) & (x < infinity) ? (V)root : x;  // 0, infinity and NaN are their own roots
+    }
+#endif
+    return square_root(x);
+}
+
 #if !defined(__CUDACC__)
 
 // a * b + c, rounded once on all processors: by a call, and slowly, where they have no instruction for it.

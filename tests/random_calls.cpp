@@ -30,6 +30,8 @@
 #define ONNXPOOL_F16C
 #endif
 #define ONNXPOOL_LEAST_STREAMED_BYTES 20000  // small results as well, where channels fill lines of memory
+static int64_t segment_size;                 // of rows that are done in segments: short ones as well
+#define ONNXPOOL_SEGMENT ::segment_size
 #include "../csrc/cpu/kernels.inl"
 
 namespace onnxpool::cpu::ONNXPOOL_ISA {
@@ -125,6 +127,7 @@ public:
 
 private:
     void randomize_geometry() {
+        has_segments_ = random_.once_in(2);
         const bool is_wide = random_.once_in(4), is_global = random_.once_in(6);
         while (true) {
             PoolAttributes attributes;
@@ -134,7 +137,7 @@ private:
             int64_t channels = is_wide ? random_.between(100, 600) : random_.between(1, 40);
             if (random_.once_in(3)) channels = ceil_div(channels, 32) * 32;  // whole lines of memory
             Shape shape{random_.between(1, 2), channels};
-            const int64_t largest = is_wide ? 16 : attributes.rank == 3 ? 14 : 48;
+            const int64_t largest = is_wide ? 16 : attributes.rank == 3 ? 14 : attributes.rank == 1 ? 400 : 48;
             for (int a = 0; a < attributes.rank; ++a) {
                 shape.push_back(random_.between(1, largest));
                 attributes.axes[a] = {random_.between(1, random_.once_in(4) ? 16 : 5),
@@ -230,6 +233,7 @@ private:
         Outcome<R> outcome(geometry_, layout);
         Tensor<char> flat(shape_of(geometry_, input_size), Layout::kContiguous);
 
+        segment_size = has_segments_ && layout != Layout::kWithGaps ? 8 : 2048;
         Call call(geometry_, parameters_);
         call.channels_innermost = layout == Layout::kChannelsLast && geometry_.channels > 1 &&
                                   x.operand().strides[1] == 1 && x.operand().strides[1 + geometry_.rank] != 1;
@@ -287,6 +291,7 @@ private:
     }
 
     Random random_;
+    bool has_segments_ = false;
     Geometry geometry_{};
     Parameters parameters_;
     std::string description_;

@@ -21,13 +21,15 @@ MAXIMUM = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 NORM = {1: F.lp_pool1d, 2: F.lp_pool2d, 3: F.lp_pool3d}
 
 SHAPES = {1: (2, 3, 13), 2: (2, 3, 8, 9), 3: (1, 2, 5, 6, 7)}
+ALSO_LONG = [*SHAPES.values(), (2, 2, 12007), (1, 2, 8, 12001)]  # rows that are done in segments
 
 # kernel, stride, symmetric padding
 WINDOWS = [(2, 2, 0), (3, 1, 1), (3, 2, 1), (2, 3, 1), (4, 3, 2), (1, 2, 0)]
 
 
-def leaves(rank: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.randn(SHAPES[rank], generator=torch.Generator().manual_seed(rank)).to(device, dtype)
+def leaves(rank: int, dtype: torch.dtype, device: str, shape=None) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = shape or SHAPES[rank]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(rank)).to(device, dtype)
     return x.clone().requires_grad_(), x.clone().requires_grad_()
 
 
@@ -45,9 +47,10 @@ def assert_same(ours, theirs, our_x, their_x, exact: bool = False) -> None:
 @pytest.mark.parametrize("count_include_pad", [0, 1])
 @pytest.mark.parametrize("ceil_mode", [0, 1])
 @pytest.mark.parametrize(("kernel", "stride", "padding"), WINDOWS)
-@pytest.mark.parametrize("rank", [1, 2, 3])
-def test_avg_pool(rank, kernel, stride, padding, ceil_mode, count_include_pad, dtype, device):
-    x, its_x = leaves(rank, dtype, device)
+@pytest.mark.parametrize("shape", ALSO_LONG, ids=str)
+def test_avg_pool(shape, kernel, stride, padding, ceil_mode, count_include_pad, dtype, device):
+    rank = len(shape) - 2
+    x, its_x = leaves(rank, dtype, device, shape)
     ours = torch_onnxpool.average_pool(
         x, kernel, strides=stride, pads=padding, ceil_mode=ceil_mode, count_include_pad=count_include_pad
     )
@@ -58,9 +61,10 @@ def test_avg_pool(rank, kernel, stride, padding, ceil_mode, count_include_pad, d
 @pytest.mark.parametrize("ceil_mode", [0, 1])
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize(("kernel", "stride", "padding"), WINDOWS)
-@pytest.mark.parametrize("rank", [1, 2, 3])
-def test_max_pool(rank, kernel, stride, padding, dilation, ceil_mode, device):
-    x, its_x = leaves(rank, torch.float32, device)
+@pytest.mark.parametrize("shape", ALSO_LONG, ids=str)
+def test_max_pool(shape, kernel, stride, padding, dilation, ceil_mode, device):
+    rank = len(shape) - 2
+    x, its_x = leaves(rank, torch.float32, device, shape)
     ours, indices = torch_onnxpool.max_pool(
         x, kernel, strides=stride, pads=padding, dilations=dilation, ceil_mode=ceil_mode, return_indices=True
     )

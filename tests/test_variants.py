@@ -77,6 +77,8 @@ WINDOWS = [
     ((1, 2, 40, 3000), {"kernel_shape": [12, 9], "dilations": [2, 1]}),
     ((1, 1, 5, 300), {"kernel_shape": [2, 17], "strides": [1, 3], "dilations": [1, 2]}),
     ((1, 2, 9000), {"kernel_shape": [3], "strides": [2], "pads": [1, 1]}),
+    ((2, 3, 11003), {"kernel_shape": [5], "strides": [2], "dilations": [3], "pads": [7, 4], "ceil_mode": 1}),
+    ((1, 2, 3, 10900), {"kernel_shape": [2, 3], "pads": [1, 1, 0, 1]}),
     ((2, 3, 32), {"kernel_shape": [11], "dilations": [3], "pads": [4, 4]}),
     ((2, 12, 9), {"kernel_shape": [5], "dilations": [2], "pads": [1, 0]}),
     ((1, 20, 6, 33), {"kernel_shape": [2, 9], "dilations": [1, 4], "pads": [0, 3, 0, 0]}),

@@ -108,7 +108,7 @@ void forward_anywhere(const Call& call, int64_t begin, int64_t end) {
             }
             if constexpr (R::kIndexed) {
                 int64_t* indices = row_of<int64_t>(call.indices, position, geometry.rank);
-                const int64_t first = position.image * call.index_strides[0] + position.channel * call.index_strides[1];
+                const int64_t first = first_index(call, position.image, position.channel);
                 for (int64_t lane = 0; lane < position.lanes; ++lane) {
                     const int64_t index = accumulators[lane].index;
                     indices[output * call.indices.strides[2 + last] + lane * call.indices.strides[1]] =

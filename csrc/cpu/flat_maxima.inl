@@ -214,6 +214,8 @@ void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
     const int64_t all_rows = windows.all, together = windows.together;
     const int64_t outputs = tables.back().output;
     const bool has_empty = has_empty_window(tables);
+    const bool groups_follow =
+        is_contiguous(geometry, call.y, output_size) && is_contiguous(geometry, call.indices, output_size);
 
     Geometry rows_alone = geometry;
     for (int a = 0; a + 1 < geometry.rank; ++a) {
@@ -223,6 +225,7 @@ void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
     Call alone(rows_alone, call.parameters);
     alone.x = call.x;
     alone.index_strides = call.index_strides;
+    alone.first_index = call.first_index;
     FlatMaxima<T> rows(reduction, call, tables, alone, windows.along, RowsOfWindows<ComparedMax<T>>(alone).together);
     rows.start(begin * together);
 
@@ -231,9 +234,10 @@ void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
     Buffer<int64_t> last_indices(last_y.size());
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t first = unit * together, count = std::min(together, all_rows - first), size = count * outputs;
-        T* const y = static_cast<T*>(call.y.data) + first * outputs;
-        int64_t* const indices = static_cast<int64_t*>(call.indices.data) + first * outputs;
-        if ((std::min(end * together, all_rows) - first - count) * outputs >= room) {
+        RowPosition position(call, first, output_size);
+        T* const y = row_of<T>(call.y, position, geometry.rank);
+        int64_t* const indices = row_of<int64_t>(call.indices, position, geometry.rank);
+        if (groups_follow && (std::min(end * together, all_rows) - first - count) * outputs >= room) {
             rows.compute(first, count, y, indices);
         } else {
             rows.compute(first, count, last_y.data(), last_indices.data());
@@ -241,13 +245,12 @@ void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
             std::copy_n(last_indices.data(), size, indices);
         }
         if (!has_empty) continue;
-        RowPosition position(call, first, output_size);
-        for (int64_t row = first; row < first + count; ++row, position.advance()) {
+        for (int64_t row = 0; row < count; ++row, position.advance()) {
             const double factor = outer_factor(tables, position.outer);
             for (int64_t output = 0; output < outputs; ++output) {
                 if (factor * tables.back().factors[output] != 0) continue;
-                static_cast<T*>(call.y.data)[row * outputs + output] = reduction.empty();
-                static_cast<int64_t*>(call.indices.data)[row * outputs + output] = -1;
+                y[row * outputs + output] = reduction.empty();
+                indices[row * outputs + output] = -1;
             }
         }
     }

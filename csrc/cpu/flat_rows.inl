@@ -22,7 +22,8 @@ public:
           asks_at_once_(along.columns * static_cast<int64_t>(sizeof(T)) < kLeastBytesAskedFor),
           rows_(call.geometry, output_size, tables, call.x.strides + 2, along.elements_follow()) {
         prepare_taps(along, most_rows);
-        prepare_shares(is_in_memory && !(kForeseesRuns && call.geometry.rank == 1));
+        prepare_shares(is_in_memory && has_dense_planes(call.geometry, call.x, input_size) &&
+                       !(kForeseesRuns && call.geometry.rank == 1));
     }
 
     FlatRows(const FlatRows&) = delete;  // refers to itself
@@ -358,6 +359,12 @@ struct RowsOfWindows {
           all(count_rows(call, output_size)),
           in_plane(rows_of_plane(call.geometry, output_size)),
           together(rows_together<typename R::Element, typename R::Accumulator>(along, in_plane, all)) {}
+
+    // Whether those that are done together follow each other in this tensor.
+    bool follow_in(const Call& call, const Operand& results) const {
+        return is_contiguous(call.geometry, results, output_size) ||
+               (together == 1 && results.strides[1 + call.geometry.rank] == 1);
+    }
 };
 
 inline bool has_empty_window(const std::vector<AxisTable>& tables) {
@@ -376,6 +383,7 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     const RowsOfWindows<R> windows(call);
     const int64_t all_rows = windows.all, plane_rows = windows.in_plane, together = windows.together;
     FlatRows<R> rows(reduction, call, tables, windows.along, together, true);
+    const bool groups_follow = is_contiguous(geometry, call.y, output_size);
 
     const bool has_empty = has_empty_window(tables);
     // Those of a plane, and again until rows that are done together find theirs in one run.
@@ -397,8 +405,9 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t first = unit * together, count = std::min(together, all_rows - first);
         const Accumulator* own = any_divisors ? divisors.data() + first % plane_rows * outputs : nullptr;
-        T* y = static_cast<T*>(call.y.data) + first * outputs;
-        const int64_t room = (std::min(end * together, all_rows) - first - count) * outputs;  // for what comes next
+        T* y = row_of<T>(call.y, RowPosition(call, first, output_size), geometry.rank);
+        // For what comes next.
+        const int64_t room = groups_follow ? (std::min(end * together, all_rows) - first - count) * outputs : 0;
         const Stores stores = !streams                              ? Stores::kAhead
                               : are_whole_lines(y, count * outputs) ? Stores::kStreaming
                                                                     : Stores::kPlain;

@@ -450,9 +450,10 @@ struct RowsOfCoverings {
     template <class Start, class Visit>
     void for_each_group(const Call& call, int64_t begin, int64_t end, const Start& start, const Visit& visit) const {
         const int64_t all_planes = call.geometry.batch * call.geometry.channels;
+        const bool planes_follow = is_contiguous(call.geometry, call.grad_x, input_size);
         for (int64_t unit = begin; unit < end; ++unit) {
             const int64_t plane = unit * planes, count = std::min(planes, all_planes - plane);
-            const int64_t last_row = (std::min(end * planes, all_planes) - plane) * in_plane;
+            const int64_t last_row = (planes_follow ? std::min(end * planes, all_planes) - plane : count) * in_plane;
             start(plane, count);
             for (int64_t row = 0; row < count * in_plane; row += together) {
                 const int64_t rows = std::min(together, count * in_plane - row);
@@ -509,10 +510,11 @@ void backward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     const auto start = [&](int64_t plane, int64_t count) {
         planes = count;
         prepared = 0;
-        grad_y = static_cast<const T*>(call.grad_y.data) + plane * plane_outputs;
-        y = static_cast<const T*>(result_of<G>(call).data) + plane * plane_outputs;
-        x = static_cast<const T*>(data_of<G>(call).data) + plane * covered.in_plane * columns;
-        grad_x = static_cast<T*>(call.grad_x.data) + plane * covered.in_plane * columns;
+        const int64_t image = plane / geometry.channels, channel = plane % geometry.channels;
+        grad_y = plane_at<const T>(call.grad_y, image, channel);
+        y = plane_at<const T>(result_of<G>(call), image, channel);
+        x = plane_at<const T>(data_of<G>(call), image, channel);
+        grad_x = plane_at<T>(call.grad_x, image, channel);
     };
     const auto prepare = [&](int64_t until) {
         if (until <= prepared) return;

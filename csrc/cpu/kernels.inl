@@ -23,6 +23,7 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "sums_in_order.inl"
 #include "gradients.inl"
 #include "index_gradients.inl"
+#include "long_rows.inl"
 // clang-format on
 
 // ---- Which kernel does a call ----
@@ -144,7 +145,7 @@ template <class R>
 bool has_flat_rows(const Call& call) {
     const Geometry& geometry = call.geometry;
     if (!fits_flat_rows<false>(geometry, sizeof(typename R::Accumulator)) || call.x.strides[1 + geometry.rank] != 1 ||
-        !is_contiguous(geometry, call.y, output_size)) {
+        !RowsOfWindows<R>(call).follow_in(call, call.y)) {
         return false;
     }
     const std::vector<AxisTable> tables = axis_tables(call);
@@ -239,15 +240,19 @@ bool has_flat_maxima(const Call& call) {
     constexpr int64_t most_taps = 1 << 13;  // of results: only where rows follow each other are all of them looked up
     const Geometry& geometry = call.geometry;
     const double rows = taps_of_window(geometry) / static_cast<double>(geometry.axes[geometry.rank - 1].kernel);
-    return !call.channels_innermost && rows <= most_rows && !spans_plane(geometry) &&
-           (sizeof(Accumulator) == 8 || has_positions_of_32_bits(geometry)) &&
-           fits_flat_rows<false>(geometry, sizeof(Accumulator), most_taps) && call.x.strides[1 + geometry.rank] == 1 &&
-           is_contiguous(geometry, call.y, output_size) && is_contiguous(geometry, call.indices, output_size);
+    if (call.channels_innermost || rows > most_rows || spans_plane(geometry) ||
+        (sizeof(Accumulator) < 8 && !has_positions_of_32_bits(geometry)) ||
+        !fits_flat_rows<false>(geometry, sizeof(Accumulator), most_taps) || call.x.strides[1 + geometry.rank] != 1) {
+        return false;
+    }
+    const RowsOfWindows<ComparedMax<T>> windows(call);
+    return windows.follow_in(call, call.y) && windows.follow_in(call, call.indices);
 }
 
 template <class R>
 Task plan_forward_of(const Call& call) {
     using T = typename R::Element;
+    if (const Task task = plan_segments<T, false, plan_forward_of<R>>(call); task.run) return task;
     if constexpr (R::kIndexed) {
         if (has_lane_maxima<T>(call)) {
             return {forward_lane_maxima<T>, count_rows(call, output_size),
@@ -269,10 +274,13 @@ Task plan_forward_of(const Call& call) {
 template <class G>
 bool has_flat_gradients(const Call& call) {
     const Geometry& geometry = call.geometry;
-    if (!fits_flat_rows<true>(geometry, sizeof(typename G::Accumulator)) ||
-        !is_contiguous(geometry, data_of<G>(call), input_size) || !is_contiguous(geometry, call.grad_x, input_size) ||
-        !is_contiguous(geometry, result_of<G>(call), output_size) ||
-        !is_contiguous(geometry, call.grad_y, output_size)) {
+    if (!fits_flat_rows<true>(geometry, sizeof(typename G::Accumulator))) return false;
+    const bool is_alone = RowsOfCoverings<typename G::Element, typename G::Accumulator>(call).planes == 1;
+    const auto planes_follow = [&](const Operand& operand, auto size) {
+        return is_alone ? has_dense_planes(geometry, operand, size) : is_contiguous(geometry, operand, size);
+    };
+    if (!planes_follow(data_of<G>(call), input_size) || !planes_follow(call.grad_x, input_size) ||
+        !planes_follow(result_of<G>(call), output_size) || !planes_follow(call.grad_y, output_size)) {
         return false;
     }
     // Additions have the same order in all instruction sets: other kernels combine rows with gaps between windows.
@@ -300,20 +308,23 @@ Task plan_sum_gradient(const Call& call) {
         }
         return task(backward_channel_blocks<G>, geometry.batch * ceil_div(geometry.channels, gradient_lanes<G>(call)));
     }
-    if (!has_dense_planes(geometry, x, input_size) || !has_dense_planes(geometry, call.grad_x, input_size)) return {};
-    if (spans_plane(geometry)) return task(backward_planes<G>, planes);
-    if (has_flat_gradients<G>(call)) {
-        return task(backward_flat_rows<G>,
-                    ceil_div(planes, RowsOfCoverings<typename G::Element, typename G::Accumulator>(call).planes));
-    }
-    const bool in_order = has_planes_in_order(geometry, x, input_size) &&
-                          has_planes_in_order(geometry, y, output_size) &&
-                          has_planes_in_order(geometry, call.grad_y, output_size);
+    if (const Task task = plan_segments<typename G::Element, true, plan_sum_gradient<G>>(call); task.run) return task;
     const Axis spread = spread_axis(last);
-    const bool has_long_rows = spread.pad_begin >= 0 && row_reach(spread) <= 2 * (spread.input + spread.output) + 64;
-    if (in_order && (!has_long_rows || is_worth_packing<GradientSum<typename G::Accumulator>>(geometry))) {
-        const int64_t lanes = packed_planes<typename G::Accumulator>(geometry, sizeof(typename G::Element));
-        return task(backward_packed<G>, ceil_div(planes, lanes));
+    const bool has_long_rows = spread.pad_begin >= 0 && row_reach(spread) <= 2 * (spread.input + spread.output) + 64 &&
+                               x.strides[1 + geometry.rank] == 1 && call.grad_x.strides[1 + geometry.rank] == 1;
+    if (has_dense_planes(geometry, x, input_size) && has_dense_planes(geometry, call.grad_x, input_size)) {
+        if (spans_plane(geometry)) return task(backward_planes<G>, planes);
+        if (has_flat_gradients<G>(call)) {
+            return task(backward_flat_rows<G>,
+                        ceil_div(planes, RowsOfCoverings<typename G::Element, typename G::Accumulator>(call).planes));
+        }
+        const bool in_order = has_planes_in_order(geometry, x, input_size) &&
+                              has_planes_in_order(geometry, y, output_size) &&
+                              has_planes_in_order(geometry, call.grad_y, output_size);
+        if (in_order && (!has_long_rows || is_worth_packing<GradientSum<typename G::Accumulator>>(geometry))) {
+            const int64_t lanes = packed_planes<typename G::Accumulator>(geometry, sizeof(typename G::Element));
+            return task(backward_packed<G>, ceil_div(planes, lanes));
+        }
     }
     return has_long_rows ? task(backward_rows<G>, planes) : Task{};
 }

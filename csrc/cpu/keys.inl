@@ -193,11 +193,6 @@ auto keep_columns(const R& reduction, typename R::Accumulator* target, int64_t c
     }
 }
 
-// The index of a plane's first element.
-inline int64_t first_index(const Call& call, int64_t image, int64_t channel) {
-    return image * call.index_strides[0] + channel * call.index_strides[1];
-}
-
 // The indices of these lanes' first elements.
 inline void find_first_indices(const Call& call, int64_t image, int64_t channel, int64_t lanes, int64_t* indices) {
     for (int64_t lane = 0; lane < lanes; ++lane) indices[lane] = first_index(call, image, channel + lane);

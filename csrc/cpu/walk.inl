@@ -153,6 +153,11 @@ inline T* plane_of(const Operand& operand, const RowPosition& position) {
     return plane_at<T>(operand, position.image, position.channel);
 }
 
+// The index of a plane's first element.
+inline int64_t first_index(const Call& call, int64_t image, int64_t channel) {
+    return call.first_index + image * call.index_strides[0] + channel * call.index_strides[1];
+}
+
 // Where a row lies in its plane, of a tensor with these strides [N, C, D1, ..., Dr].
 inline int64_t offset_of_row(const int64_t* outer, const int64_t* strides, int rank) {
     int64_t offset = 0;
@@ -259,6 +264,12 @@ constexpr bool is_dear = false;
 template <class T>
 constexpr bool is_dear<LpNorm<T, 0>> = true;
 
+// Sharing has to save more than it costs: the taps of all results, and the most that one of them has. The same for all
+// reductions and layouts, since the order of additions depends on it.
+inline bool sharing_pays(double taps, int64_t most, int64_t input, int64_t output) {
+    return most >= 8 && taps > 6 * static_cast<double>(input) + 3 * static_cast<double>(output);
+}
+
 // Along one axis, what every result is made of: looked up rather than computed for every row.
 struct AxisTable {
     int64_t input;
@@ -269,14 +280,15 @@ struct AxisTable {
     std::vector<double> factors;  // of divisors, 0 without taps; float64: three huge axes have more than int64 counts
     bool windows_share;           // what several of them have in common is combined once: see sliding.inl
 
-    // The taps of windows.
-    static AxisTable of_windows(const Axis& axis, Divisor divisor) {
+    // The taps of windows. Divisors count them on `counted`, which is the axis where it is not a part of a longer one.
+    static AxisTable of_windows(const Axis& axis, Divisor divisor) { return of_windows(axis, divisor, axis); }
+    static AxisTable of_windows(const Axis& axis, Divisor divisor, const Axis& counted) {
         AxisTable table{axis.input, axis.output, axis.dilation, 1, {}, {}, false};
         table.taps.reserve(axis.output);
         table.factors.reserve(axis.output);
         for (int64_t output = 0; output < axis.output; ++output) {
             table.taps.push_back(data_taps(axis, output));
-            table.factors.push_back(static_cast<double>(counted_taps(axis, output, divisor)));
+            table.factors.push_back(static_cast<double>(counted_taps(counted, output, divisor)));
         }
         table.choose_sharing();
         return table;
@@ -298,8 +310,6 @@ struct AxisTable {
     }
 
 private:
-    // Sharing has to save more than it costs. The same for all reductions and layouts, since the order of additions
-    // depends on it.
     void choose_sharing() {
         double all = 0;
         int64_t most = 0;
@@ -307,9 +317,41 @@ private:
             all += static_cast<double>(range.count);
             most = std::max(most, range.count);
         }
-        windows_share = most >= 8 && all > 6 * static_cast<double>(input) + 3 * static_cast<double>(output);
+        windows_share = sharing_pays(all, most, input, output);
     }
 };
+
+// What tables of an axis's windows, and of their coverings, would choose: only windows at its borders are looked at.
+struct TapCount {
+    double all = 0;
+    int64_t most = 0;
+
+    explicit TapCount(const Axis& axis) {
+        int64_t first = 0, last = axis.output;
+        const auto add_unless_full = [&](int64_t window) {
+            const int64_t taps = data_taps(axis, window).count;
+            if (taps == axis.kernel) return false;
+            all += static_cast<double>(taps);
+            most = std::max(most, taps);
+            return true;
+        };
+        while (first < last && add_unless_full(first)) ++first;
+        while (first < last && add_unless_full(last - 1)) --last;
+        if (first < last) most = axis.kernel;
+        all += static_cast<double>(last - first) * static_cast<double>(axis.kernel);
+    }
+};
+
+inline bool windows_share(const Axis& axis) {
+    const TapCount taps(axis);
+    return sharing_pays(taps.all, taps.most, axis.input, axis.output);
+}
+
+// For axes longer than their windows.
+inline bool coverings_share(const Axis& axis) {
+    const int64_t taps_apart = axis.stride / std::gcd(axis.stride, axis.dilation);  // of those on one element
+    return sharing_pays(TapCount(axis).all, ceil_div(axis.kernel, taps_apart), axis.output, axis.input);
+}
 
 // What the outer axes make of the divisors of a row at these coordinates: 0 if its windows have no data.
 inline double outer_factor(const std::vector<AxisTable>& tables, const int64_t* outer) {
@@ -328,7 +370,13 @@ inline std::vector<AxisTable> axis_tables(const Call& call) {
     std::vector<AxisTable> tables;
     tables.reserve(call.geometry.rank);
     for (int a = 0; a < call.geometry.rank; ++a) {
-        tables.push_back(AxisTable::of_windows(call.geometry.axes[a], call.parameters.divisor));
+        const Axis& axis = call.geometry.axes[a];
+        Axis counted = axis;
+        if (a + 1 == call.geometry.rank) {
+            counted.input += call.data_before + call.data_after;
+            counted.pad_begin -= call.data_before;
+        }
+        tables.push_back(AxisTable::of_windows(axis, call.parameters.divisor, counted));
     }
     return tables;
 }
