@@ -2,21 +2,35 @@
 // The last spatial axis is contiguous: for each row of the output, the window's rows of the input are combined into a
 // buffer that stays in the first-level cache, and the buffer is then combined with itself, shifted along the row.
 
-// target[i] = source[i * step].
+// target[i] = source[i * kStep].
+template <int kStep, class A>
+__attribute__((noinline)) void take_every(const A* source, A* target, int64_t size) {
+    in_vectors<kLanes<A>>(size, [&](int64_t i, auto n) {
+        if constexpr (n == 1) {
+            target[i] = source[kStep * i];
+        } else if constexpr (kStep > 2) {
+            store(target + i, load_every<kStep, n>(source + kStep * i));
+        } else if constexpr (sizeof(A) == 1) {  // the lower halves of integers of two bytes
+            Vector<uint16_t, n> pairs;
+            std::memcpy(&pairs, source + 2 * i, sizeof(pairs));
+            store(target + i, convert<A>(pairs));
+        } else {
+            store(target + i, every_second<0>(load<n>(source + 2 * i), load<n>(source + 2 * i + n)));
+        }
+    });
+}
+
+// The same for any step.
 template <class A>
-inline void take_every(int64_t step, const A* source, A* target, int64_t size) {
-    if (step == 2) {
-        return in_vectors<kLanes<A>>(size, [&](int64_t i, auto n) {
-            if constexpr (n == 1) {
-                target[i] = source[2 * i];
-            } else if constexpr (sizeof(A) == 1) {  // the lower halves of integers of two bytes
-                Vector<uint16_t, n> pairs;
-                std::memcpy(&pairs, source + 2 * i, sizeof(pairs));
-                store(target + i, convert<A>(pairs));
-            } else {
-                store(target + i, every_second<0>(load<n>(source + 2 * i), load<n>(source + 2 * i + n)));
-            }
-        });
+void take_every(int64_t step, const A* source, A* target, int64_t size) {
+    if (step == 2) return take_every<2>(source, target, size);
+    if constexpr (sizeof(A) >= 4) {  // processors move smaller numbers through vectors slowly
+        if (step == 3) return take_every<3>(source, target, size);
+        if (step == 4) return take_every<4>(source, target, size);
+        if (step == 5) return take_every<5>(source, target, size);
+        if (step == 6) return take_every<6>(source, target, size);
+        if (step == 7) return take_every<7>(source, target, size);
+        if (step == 8) return take_every<8>(source, target, size);
     }
     for (int64_t i = 0; i < size; ++i) target[i] = source[i * step];
 }

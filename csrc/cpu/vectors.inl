@@ -219,6 +219,31 @@ inline V every_second(V first, V second) {
     return every_second<kBegin>(first, second, std::make_integer_sequence<int, lanes_of<V>>());
 }
 
+// Of numbers 0, kStep, 2 kStep, ... of vectors that follow each other: those of the first ones, and those of the one
+// with this number.
+template <int kStep, int kVector, class V, int... i>
+inline V with_every_of(V taken, V next, std::integer_sequence<int, i...>) {
+    constexpr int count = lanes_of<V>;
+    constexpr auto lane = [](int wanted) {
+        const int place = wanted * kStep;
+        if (place / count == kVector) return count + place % count;
+        return kVector == 1 ? place % count : wanted;  // the first one is still as it was
+    };
+    return __builtin_shufflevector(taken, next, lane(i)...);
+}
+
+// x[0], x[kStep], x[2 kStep], ..., from whole vectors.
+template <int kStep, int kCount, int kVector = kStep - 1, class T>
+inline auto load_every(const T* x) {
+    if constexpr (kVector == 0) {
+        return load<kCount>(x);
+    } else {
+        return with_every_of<kStep, kVector>(load_every<kStep, kCount, kVector - 1>(x),
+                                             load<kCount>(x + kVector * kCount),
+                                             std::make_integer_sequence<int, kCount>());
+    }
+}
+
 // The numbers of first and second together, in turns.
 template <class V>
 inline void store_alternately(V first, V second, number_t<V>* even, number_t<V>* odd) {
