@@ -164,6 +164,7 @@ WORKLOADS = [
     # one and three spatial axes
     _workload(A, (64, 64, 1024), "moving average of a series", 25, pads=12),
     _workload(M, (32, 256, 1024), "1-D ResNet stem", 3, strides=2, pads=1),
+    _workload(A, (16, 1, 480000), "half a minute of audio", 10, strides=5),
     _workload(A, (2, 32, 32, 64, 64), "volumes", 3, strides=2),
     _workload(M, (1, 64, 16, 56, 56), "video stem", 3, strides=2, pads=1),
     # bytes

@@ -24,8 +24,9 @@ struct Call {
     bool channels_innermost = false;         // vectors run over channels rather than along the last spatial axis
     Operand x, y, indices, grad_y, grad_x;
 
-    // Of a part of a call: data along the last axis that only windows and their divisors know, before and behind those
-    // of this part, and the index of its first element.
+    // Of a segment of a larger call: its axis, along which there are more data before and behind those of this call,
+    // which divisors count, and the index of its first element.
+    int segmented_axis = -1;
     int64_t data_before = 0, data_after = 0;
     int64_t first_index = 0;
 

@@ -23,7 +23,7 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "sums_in_order.inl"
 #include "gradients.inl"
 #include "index_gradients.inl"
-#include "long_rows.inl"
+#include "segments.inl"
 // clang-format on
 
 // ---- Which kernel does a call ----
@@ -108,22 +108,6 @@ Task plan_packed(const Call& call) {
 
 inline bool has_positions_of_32_bits(const Geometry& geometry) {
     return plane_size(geometry, input_size) < std::numeric_limits<int32_t>::max();
-}
-
-// The rows of elements that windows of a plane consist of.
-inline double rows_of_windows(const Geometry& geometry) {
-    double rows = 1;
-    for (int a = 0; a + 1 < geometry.rank; ++a) {
-        const Axis& axis = geometry.axes[a];
-        rows *= static_cast<double>(axis.output) * static_cast<double>(std::min(axis.kernel, axis.input));
-    }
-    return rows;
-}
-
-// Those of elements and of windows are prepared, each.
-inline bool has_few_rows(const Geometry& geometry) {
-    constexpr int64_t most = 1 << 16;
-    return rows_of_windows(geometry) <= most && rows_of_plane(geometry, input_size) <= most;
 }
 
 // Whether rows that follow each other are worth it, for accumulators of this size: of windows, or of the elements that
@@ -222,14 +206,15 @@ inline double taps_of_window(const Geometry& geometry) {
 }
 
 // Whether maxima with Indices are found window by window, for channels that are next to each other: where windows are
-// small, or there are no keys.
+// small and channels fill vectors, or there are no keys.
 template <class T>
 bool has_lane_maxima(const Call& call) {
     constexpr double most_taps = 49;
+    constexpr int64_t few_channels = 8;
     if (!call.channels_innermost || call.y.strides[1] != 1 || call.indices.strides[1] != 1) return false;
     const Geometry& geometry = call.geometry;
-    return std::is_same_v<T, double> ||
-           (taps_of_window(geometry) <= most_taps && !spans_plane(geometry) && has_positions_of_32_bits(geometry));
+    return std::is_same_v<T, double> || (geometry.channels >= few_channels && taps_of_window(geometry) <= most_taps &&
+                                         !spans_plane(geometry) && has_positions_of_32_bits(geometry));
 }
 
 // Whether maxima with Indices are found along rows that follow each other, and then of the rows.

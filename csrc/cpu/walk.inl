@@ -70,6 +70,26 @@ int64_t count_rows(const Call& call, Size size_of_axis) {
     return geometry.batch * ceil_div(geometry.channels, lanes_per_row(call)) * rows_of_plane(geometry, size_of_axis);
 }
 
+// The rows of elements that windows of a plane consist of.
+inline double rows_of_windows(const Geometry& geometry) {
+    double rows = 1;
+    for (int a = 0; a + 1 < geometry.rank; ++a) {
+        const Axis& axis = geometry.axes[a];
+        rows *= static_cast<double>(axis.output) * static_cast<double>(std::min(axis.kernel, axis.input));
+    }
+    return rows;
+}
+
+#if !defined(ONNXPOOL_SEGMENT)  // elements of rows that are done in segments; tests have shorter ones
+#define ONNXPOOL_SEGMENT 2048
+#endif
+
+// Those of elements and of windows are prepared, each.
+inline bool has_few_rows(const Geometry& geometry) {
+    const int64_t most = 32 * ONNXPOOL_SEGMENT;
+    return rows_of_windows(geometry) <= most && rows_of_plane(geometry, input_size) <= most;
+}
+
 // The last digit of a number in a mixed-radix system, which it loses.
 inline int64_t take_digit(int64_t& number, int64_t radix) {
     const int64_t rest = quotient(number, radix), digit = number - rest * radix;
@@ -372,7 +392,7 @@ inline std::vector<AxisTable> axis_tables(const Call& call) {
     for (int a = 0; a < call.geometry.rank; ++a) {
         const Axis& axis = call.geometry.axes[a];
         Axis counted = axis;
-        if (a + 1 == call.geometry.rank) {
+        if (a == call.segmented_axis) {
             counted.input += call.data_before + call.data_after;
             counted.pad_begin -= call.data_before;
         }

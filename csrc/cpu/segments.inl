@@ -1,11 +1,7 @@
 // Part of kernels.inl: see there.
 // Rows that exceed the caches, those of audio for example, are done in segments, which may go to different threads: the
 // first and the last one, whose windows look beyond the row, and those between them. These are all alike, and the
-// channels of one call.
-
-#if !defined(ONNXPOOL_SEGMENT)  // tests have shorter ones
-#define ONNXPOOL_SEGMENT 2048
-#endif
+// channels of one call. So are large planes, in segments of the first axis.
 
 // Results of a row that are worked on together, and what they are made of: elements and windows along the last axis.
 struct Segment {
@@ -43,11 +39,12 @@ struct Segments {
     int64_t count = 0;  // of those between; none where the axis is short, or windows are not short in comparison
     int64_t windows_apart;
 
-    Segments(const Axis& axis, bool of_windows) {
+    // Of at least so many elements.
+    Segments(const Axis& axis, int64_t least, bool of_windows) {
         constexpr int64_t reaches = 8;  // so that little is read twice
         const int64_t reach = (axis.kernel - 1) * axis.dilation;
-        if (axis.input < 2 * ONNXPOOL_SEGMENT || axis.input <= reach) return;
-        windows_apart = ceil_div(std::max<int64_t>(ONNXPOOL_SEGMENT, reaches * reach), axis.stride);
+        if (axis.input < 2 * least || axis.input <= reach) return;
+        windows_apart = ceil_div(std::max(least, reaches * reach), axis.stride);
         // Windows are full where segments begin, and the last one has as many of them as the others.
         const int64_t begin = ceil_div(axis.pad_begin, axis.stride) + windows_apart;
         const int64_t full = std::min(axis.output, (axis.input - 1 - reach + axis.pad_begin) / axis.stride + 1);
@@ -66,27 +63,28 @@ struct Segments {
     }
 };
 
-// A call for a segment of each row, or for several that are alike: these are its channels. Planes are its batch.
+// A call for a segment of each plane, or for several that are alike: these are its channels. Planes are its batch.
 template <class T>
 class SegmentCall {
 public:
-    SegmentCall(const Call& whole, const Segment& segment, int64_t count, int64_t windows_apart)
-        : geometry_(whole.geometry), last_(1 + geometry_.rank), call_(geometry_, whole.parameters) {
-        Axis& axis = geometry_.axes[geometry_.rank - 1];
+    SegmentCall(const Call& whole, int number, const Segment& segment, int64_t count, int64_t windows_apart)
+        : geometry_(whole.geometry), call_(geometry_, whole.parameters) {
+        Axis& axis = geometry_.axes[number];
         const int64_t elements_apart = windows_apart * axis.stride;
-        call_.data_before = whole.data_before + segment.element;
-        call_.data_after = whole.data_after + axis.input - segment.element - segment.elements;
+        call_.segmented_axis = number;
+        call_.data_before = segment.element;
+        call_.data_after = axis.input - segment.element - segment.elements;
         axis = segment.axis(axis);
         geometry_.batch *= std::exchange(geometry_.channels, count);
         const bool one_channel = whole.geometry.channels == 1;
         const auto fold = [&](const int64_t* strides, int64_t apart, Strides& target) {
-            std::copy_n(strides, last_ + 1, target);
+            std::copy_n(strides, 2 + geometry_.rank, target);
             target[0] = strides[one_channel ? 0 : 1];
-            target[1] = apart * strides[last_];
+            target[1] = apart * strides[2 + number];
             return target;
         };
         const auto operand = [&](auto* data, const int64_t* strides, int64_t place, int64_t apart, Strides& target) {
-            return data ? Operand{data + place * strides[last_], fold(strides, apart, target)} : Operand{};
+            return data ? Operand{data + place * strides[2 + number], fold(strides, apart, target)} : Operand{};
         };
         const auto elements = [&](const Operand& of_whole, Strides& target) {
             return operand(static_cast<T*>(of_whole.data), of_whole.strides, segment.element, elements_apart, target);
@@ -101,7 +99,7 @@ public:
         call_.grad_y = windows(T(), whole.grad_y, grad_y_);
         call_.indices = windows(int64_t(), whole.indices, indices_);
         if (whole.index_strides) {
-            call_.first_index = whole.first_index + segment.element * whole.index_strides[last_];
+            call_.first_index = segment.element * whole.index_strides[2 + number];
             call_.index_strides = fold(whole.index_strides, elements_apart, index_strides_);
         }
     }
@@ -114,7 +112,6 @@ private:
     using Strides = int64_t[2 + kMaxSpatialRank];
 
     Geometry geometry_;
-    const int last_;  // the last axis, of strides
     Call call_;
     Strides x_, grad_x_, y_, grad_y_, indices_, index_strides_;
 };
@@ -128,19 +125,41 @@ bool have_even_planes(const Geometry& geometry, const Operands&... operands) {
     return geometry.batch == 1 || geometry.channels == 1 || (is_even(operands) && ...);
 }
 
-// Whether additions have the same order in segments as in whole rows and, so, in other layouts.
+// Whether additions have the same order in segments as without them and, so, in other layouts. Where windows share what
+// they have in common, that depends on where an axis begins, but for the last one.
 template <bool kGradient>
-bool share_alike(const Axis& axis, const Axis& of_segment) {
-    const auto alike = [](const Axis& a, const Axis& b) { return windows_share(a) == windows_share(b); };
-    if (!kGradient) return alike(axis, of_segment);
-    return coverings_share(axis) == coverings_share(of_segment) && alike(spread_axis(axis), spread_axis(of_segment));
+bool adds_alike(const Axis& axis, const Axis& of_segment, bool is_last) {
+    const auto alike = [&](bool shares, bool segment_shares) {
+        return shares == segment_shares && (is_last || !shares);
+    };
+    if (!kGradient) return alike(windows_share(axis), windows_share(of_segment));
+    return alike(coverings_share(axis), coverings_share(of_segment)) &&
+           alike(windows_share(spread_axis(axis)), windows_share(spread_axis(of_segment)));
 }
 
-// visit(call): for each kind of segments, if `segments` are any.
+// The axis that is done in segments, and these, if there are any: the last one of long rows, or the first one of planes
+// that have more rows than can be looked up or, for gradients, are larger than the caches.
+struct Segmentation {
+    int axis;
+    Segments segments;
+
+    static Segmentation of(const Call& call, bool gradient) {
+        constexpr int64_t rows_together = 32;  // a segment of a plane has as many elements as these
+        const Geometry& geometry = call.geometry;
+        const int last = geometry.rank - 1;
+        const Segmentation rows{last, Segments(geometry.axes[last], ONNXPOOL_SEGMENT, !gradient)};
+        if (rows.segments.count > 0 || last == 0 || (!gradient && has_few_rows(geometry))) return rows;
+        const int64_t slice = plane_size(geometry, input_size) / geometry.axes[0].input;
+        return {0, Segments(geometry.axes[0], ceil_div(rows_together * ONNXPOOL_SEGMENT, slice), !gradient)};
+    }
+};
+
+// visit(call): for each kind of segments, if there are any.
 template <class T, class Visit>
-void for_each_segment_call(const Call& call, const Segments& segments, const Visit& visit) {
+void for_each_segment_call(const Call& call, const Segmentation& segmentation, const Visit& visit) {
+    const Segments& segments = segmentation.segments;
     const auto visit_some = [&](const Segment& segment, int64_t count) {
-        visit(SegmentCall<T>(call, segment, count, segments.windows_apart).call());
+        visit(SegmentCall<T>(call, segmentation.axis, segment, count, segments.windows_apart).call());
     };
     visit_some(segments.first, 1);
     visit_some(segments.between, segments.count);
@@ -151,8 +170,7 @@ void for_each_segment_call(const Call& call, const Segments& segments, const Vis
 template <class T, bool kGradient, Task (*plan)(const Call& call)>
 void run_segments(const Call& call, int64_t begin, int64_t end) {
     int64_t first = 0;
-    const Segments segments(call.geometry.axes[call.geometry.rank - 1], !kGradient);
-    for_each_segment_call<T>(call, segments, [&](const Call& part) {
+    for_each_segment_call<T>(call, Segmentation::of(call, kGradient), [&](const Call& part) {
         const Task task = plan(part);
         const int64_t from = std::max(begin, first), to = std::min(end, first + task.units);
         if (from < to) task.run(part, from - first, to - first);
@@ -160,21 +178,25 @@ void run_segments(const Call& call, int64_t begin, int64_t end) {
     });
 }
 
-// Null where rows are short, or cannot be done in segments.
+// Null where planes are small, or cannot be done in segments.
 template <class T, bool kGradient, Task (*plan)(const Call& call)>
 Task plan_segments(const Call& call) {
     const Geometry& geometry = call.geometry;
-    const Axis& axis = geometry.axes[geometry.rank - 1];
-    if (call.channels_innermost) return {};
-    const Segments segments(axis, !kGradient);
-    if (segments.count == 0 || !have_even_planes(geometry, call.x, call.y, call.indices, call.grad_y, call.grad_x)) {
+    if (call.channels_innermost || call.segmented_axis >= 0) return {};
+    const Segmentation segmentation = Segmentation::of(call, kGradient);
+    if (segmentation.segments.count == 0 ||
+        !have_even_planes(geometry, call.x, call.y, call.indices, call.grad_y, call.grad_x)) {
         return {};
     }
     Task all{run_segments<T, kGradient, plan>};
     double elements = 0;
-    for_each_segment_call<T>(call, segments, [&](const Call& part) {
+    for_each_segment_call<T>(call, segmentation, [&](const Call& part) {
+        const int axis = segmentation.axis;
         const Task task = plan(part);
-        if (!task.run || !share_alike<kGradient>(axis, part.geometry.axes[geometry.rank - 1])) all.run = nullptr;
+        if (!task.run ||
+            !adds_alike<kGradient>(geometry.axes[axis], part.geometry.axes[axis], axis == geometry.rank - 1)) {
+            all.run = nullptr;
+        }
         all.units += task.units;
         elements += static_cast<double>(task.units) * task.elements_per_unit;
     });
