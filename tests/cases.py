@@ -138,6 +138,7 @@ WINDOWS = [
     ("size one", (1, 1, 1, 1), dict(kernel_shape=[1, 1])),
     ("size one axes", (1, 3, 1, 5), dict(kernel_shape=[1, 2], strides=[2, 2])),
     ("batch 0", (0, 3, 5, 5), dict(kernel_shape=[2, 2])),
+    ("batch 0 of long rows", (0, 3, 20000), dict(kernel_shape=[3])),
     ("many channels", (2, 70, 5, 5), dict(kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])),
     ("wide rows", (1, 2, 4, 67), dict(kernel_shape=[3, 3], pads=[1, 1, 1, 1])),
     ("wide kernel", (1, 2, 11, 37), dict(kernel_shape=[7, 7], strides=[2, 2], pads=[3, 3, 3, 3])),

@@ -182,7 +182,7 @@ void run_segments(const Call& call, int64_t begin, int64_t end) {
 template <class T, bool kGradient, Task (*plan)(const Call& call)>
 Task plan_segments(const Call& call) {
     const Geometry& geometry = call.geometry;
-    if (call.channels_innermost || call.segmented_axis >= 0) return {};
+    if (geometry.batch == 0 || call.channels_innermost || call.segmented_axis >= 0) return {};
     const Segmentation segmentation = Segmentation::of(call, kGradient);
     if (segmentation.segments.count == 0 ||
         !have_even_planes(geometry, call.x, call.y, call.indices, call.grad_y, call.grad_x)) {
