@@ -27,9 +27,8 @@ ALSO_LONG = [*SHAPES.values(), (2, 2, 12007), (1, 2, 8, 12001)]  # rows that are
 WINDOWS = [(2, 2, 0), (3, 1, 1), (3, 2, 1), (2, 3, 1), (4, 3, 2), (1, 2, 0)]
 
 
-def leaves(rank: int, dtype: torch.dtype, device: str, shape=None) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = shape or SHAPES[rank]
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(rank)).to(device, dtype)
+def leaves(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).to(device, dtype)
     return x.clone().requires_grad_(), x.clone().requires_grad_()
 
 
@@ -50,7 +49,7 @@ def assert_same(ours, theirs, our_x, their_x, exact: bool = False) -> None:
 @pytest.mark.parametrize("shape", ALSO_LONG, ids=str)
 def test_avg_pool(shape, kernel, stride, padding, ceil_mode, count_include_pad, dtype, device):
     rank = len(shape) - 2
-    x, its_x = leaves(rank, dtype, device, shape)
+    x, its_x = leaves(shape, dtype, device)
     ours = torch_onnxpool.average_pool(
         x, kernel, strides=stride, pads=padding, ceil_mode=ceil_mode, count_include_pad=count_include_pad
     )
@@ -64,7 +63,7 @@ def test_avg_pool(shape, kernel, stride, padding, ceil_mode, count_include_pad, 
 @pytest.mark.parametrize("shape", ALSO_LONG, ids=str)
 def test_max_pool(shape, kernel, stride, padding, dilation, ceil_mode, device):
     rank = len(shape) - 2
-    x, its_x = leaves(rank, torch.float32, device, shape)
+    x, its_x = leaves(shape, torch.float32, device)
     ours, indices = torch_onnxpool.max_pool(
         x, kernel, strides=stride, pads=padding, dilations=dilation, ceil_mode=ceil_mode, return_indices=True
     )
@@ -79,7 +78,7 @@ def test_max_pool(shape, kernel, stride, padding, dilation, ceil_mode, device):
 
 
 def test_one_partial_window_above_the_input(device):
-    x, its_x = leaves(1, torch.float32, device)
+    x, its_x = leaves(SHAPES[1], torch.float32, device)
     assert_same(
         torch_onnxpool.average_pool(x, 20, strides=9, ceil_mode=1), F.avg_pool1d(its_x, 20, 9, 0, True), x, its_x
     )
@@ -96,7 +95,7 @@ def test_max_pool_of_bytes(dtype):
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_lp_pool(rank, kernel, stride, p, device):
     """On data above zero and without a partial window."""
-    x, its_x = leaves(rank, torch.float64, device)
+    x, its_x = leaves(SHAPES[rank], torch.float64, device)
     x.data, its_x.data = x.data.abs() + 0.1, its_x.data.abs() + 0.1
     ours = torch_onnxpool.lp_pool(x, kernel, strides=stride, p=p)
     theirs = NORM[rank](its_x, p, kernel, stride)
@@ -107,22 +106,22 @@ def test_lp_pool(rank, kernel, stride, p, device):
 def test_adaptive_pools_to_one_element(rank, device):
     average = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}[rank]
     maximum = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}[rank]
-    x, its_x = leaves(rank, torch.float32, device)
+    x, its_x = leaves(SHAPES[rank], torch.float32, device)
     assert_same(torch_onnxpool.global_average_pool(x), average(its_x, 1), x, its_x)
-    x, its_x = leaves(rank, torch.float32, device)
+    x, its_x = leaves(SHAPES[rank], torch.float32, device)
     assert_same(torch_onnxpool.global_max_pool(x), maximum(its_x, 1), x, its_x, exact=True)
 
 
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_vector_norm(p, device):
-    x, its_x = leaves(2, torch.float64, device)
+    x, its_x = leaves(SHAPES[2], torch.float64, device)
     theirs = torch.linalg.vector_norm(its_x, p, dim=(2, 3), keepdim=True)
     assert_same(torch_onnxpool.global_lp_pool(x, p=p), theirs, x, its_x)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_memory_formats(memory_format, device):
-    x, its_x = leaves(2, torch.float32, device)
+    x, its_x = leaves(SHAPES[2], torch.float32, device)
     x, its_x = (t.detach().to(memory_format=memory_format).requires_grad_() for t in (x, its_x))
     ours, theirs = torch_onnxpool.max_pool(x, 3, strides=2, pads=1), F.max_pool2d(its_x, 3, 2, 1)
     assert ours.stride() == theirs.stride()
