@@ -352,7 +352,7 @@ inline Axis spread_axis(const Axis& axis) {
     spread.input = (axis.output - 1) * axis.stride + 1;
     spread.output = axis.input;
     spread.stride = 1;
-    spread.pad_begin = (axis.kernel - 1) * axis.dilation - axis.pad_begin;
+    spread.pad_begin = window_reach(axis) - axis.pad_begin;
     return spread;
 }
 

@@ -4,8 +4,7 @@
 // Slices along the first axis, of plane after plane: elements of one position, and windows that begin at one.
 class Slices {
 public:
-    explicit Slices(const Geometry& geometry)
-        : axis_(geometry.axes[0]), reach_((axis_.kernel - 1) * axis_.dilation + 1) {}
+    explicit Slices(const Geometry& geometry) : axis_(geometry.axes[0]), reach_(window_reach(axis_) + 1) {}
 
     // How many a window looks at.
     int64_t reach() const { return std::min(reach_, axis_.input); }

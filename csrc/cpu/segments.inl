@@ -3,22 +3,21 @@
 // first and the last one, whose windows look beyond the row, and those between them. These are all alike, and the
 // channels of one call. So are large planes, in segments of the first axis.
 
-// Results of a row that are worked on together, and what they are made of: elements and windows along the last axis.
+// Results along an axis that are worked on together, and what they are made of: elements and windows.
 struct Segment {
     int64_t element, elements;
     int64_t window, windows;
 
     static Segment of_windows(const Axis& axis, int64_t begin, int64_t end) {
-        const int64_t reach = (axis.kernel - 1) * axis.dilation;
         const int64_t first = std::max<int64_t>(0, begin * axis.stride - axis.pad_begin);
-        const int64_t last = std::min(axis.input - 1, (end - 1) * axis.stride - axis.pad_begin + reach);
+        const int64_t last = std::min(axis.input - 1, (end - 1) * axis.stride - axis.pad_begin + window_reach(axis));
         return {first, last + 1 - first, begin, end - begin};
     }
 
     // With all windows that cover them: those of the first element begin at most as many strides before it as there
     // are in a window.
     static Segment of_elements(const Axis& axis, int64_t begin, int64_t end) {
-        const int64_t strides = (axis.kernel - 1) * axis.dilation / axis.stride;
+        const int64_t strides = window_reach(axis) / axis.stride;
         const int64_t first = std::max<int64_t>(0, (begin + axis.pad_begin) / axis.stride - strides);
         const int64_t last = std::min(axis.output - 1, (end - 1 + axis.pad_begin) / axis.stride);
         return {begin, end - begin, first, last + 1 - first};
@@ -42,7 +41,7 @@ struct Segments {
     // Of at least so many elements.
     Segments(const Axis& axis, int64_t least, bool of_windows) {
         constexpr int64_t reaches = 8;  // so that little is read twice
-        const int64_t reach = (axis.kernel - 1) * axis.dilation;
+        const int64_t reach = window_reach(axis);
         if (axis.input < 2 * least || axis.input <= reach) return;
         windows_apart = ceil_div(std::max(least, reaches * reach), axis.stride);
         // Windows are full where segments begin, and the last one has as many of them as the others.
@@ -116,7 +115,7 @@ private:
     Strides x_, grad_x_, y_, grad_y_, indices_, index_strides_;
 };
 
-// Whether rows can be done in segments: planes are at even distances, as those of a batch.
+// Whether planes can be done in segments: they are at even distances, as images of a batch are.
 template <class... Operands>
 bool have_even_planes(const Geometry& geometry, const Operands&... operands) {
     const auto is_even = [&](const Operand& operand) {
@@ -132,9 +131,9 @@ bool adds_alike(const Axis& axis, const Axis& of_segment, bool is_last) {
     const auto alike = [&](bool shares, bool segment_shares) {
         return shares == segment_shares && (is_last || !shares);
     };
-    if (!kGradient) return alike(windows_share(axis), windows_share(of_segment));
-    return alike(coverings_share(axis), coverings_share(of_segment)) &&
-           alike(windows_share(spread_axis(axis)), windows_share(spread_axis(of_segment)));
+    if (!kGradient) return alike(sharing_pays_for_windows(axis), sharing_pays_for_windows(of_segment));
+    return alike(sharing_pays_for_coverings(axis), sharing_pays_for_coverings(of_segment)) &&
+           alike(sharing_pays_for_windows(spread_axis(axis)), sharing_pays_for_windows(spread_axis(of_segment)));
 }
 
 // The axis that is done in segments, and these, if there are any: the last one of long rows, or the first one of planes

@@ -190,10 +190,11 @@ inline T* row_of(const Operand& operand, const RowPosition& position, int rank) 
     return plane_of<T>(operand, position) + offset_of_row(position.outer, operand.strides, rank);
 }
 
+// How far a window's last tap is from its first one.
+inline int64_t window_reach(const Axis& axis) { return (axis.kernel - 1) * axis.dilation; }
+
 // Elements from the first tap of the first window to the last tap of the last one.
-inline int64_t row_reach(const Axis& axis) {
-    return (axis.output - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1;
-}
+inline int64_t row_reach(const Axis& axis) { return (axis.output - 1) * axis.stride + window_reach(axis) + 1; }
 
 // Whether the planes of a tensor are dense in memory, but for what is between elements that are `stride` apart.
 template <class Size>
@@ -290,58 +291,7 @@ inline bool sharing_pays(double taps, int64_t most, int64_t input, int64_t outpu
     return most >= 8 && taps > 6 * static_cast<double>(input) + 3 * static_cast<double>(output);
 }
 
-// Along one axis, what every result is made of: looked up rather than computed for every row.
-struct AxisTable {
-    int64_t input;
-    int64_t output;
-    int64_t step;    // between the taps of a result
-    int64_t period;  // results that lie so far apart look alike, but for the borders
-    std::vector<Range> taps;
-    std::vector<double> factors;  // of divisors, 0 without taps; float64: three huge axes have more than int64 counts
-    bool windows_share;           // what several of them have in common is combined once: see sliding.inl
-
-    // The taps of windows. Divisors count them on `counted`, which is the axis where it is not a part of a longer one.
-    static AxisTable of_windows(const Axis& axis, Divisor divisor) { return of_windows(axis, divisor, axis); }
-    static AxisTable of_windows(const Axis& axis, Divisor divisor, const Axis& counted) {
-        AxisTable table{axis.input, axis.output, axis.dilation, 1, {}, {}, false};
-        table.taps.reserve(axis.output);
-        table.factors.reserve(axis.output);
-        for (int64_t output = 0; output < axis.output; ++output) {
-            table.taps.push_back(data_taps(axis, output));
-            table.factors.push_back(static_cast<double>(counted_taps(counted, output, divisor)));
-        }
-        table.choose_sharing();
-        return table;
-    }
-
-    bool has_empty_window() const { return std::count(factors.begin(), factors.end(), 0.0) > 0; }
-
-    // For gradients: the windows that cover each element.
-    static AxisTable of_coverings(const Axis& axis) {
-        AxisTable table{axis.output, axis.input, 1, axis.stride, {}, {}, false};
-        table.taps.reserve(axis.input);
-        for (int64_t input = 0; input < axis.input; ++input) {
-            table.taps.push_back(covering_windows(axis, input));
-            table.factors.push_back(table.taps.back().count > 0);
-            if (table.taps.back().count > 1) table.step = table.taps.back().step;
-        }
-        table.choose_sharing();
-        return table;
-    }
-
-private:
-    void choose_sharing() {
-        double all = 0;
-        int64_t most = 0;
-        for (const Range& range : taps) {
-            all += static_cast<double>(range.count);
-            most = std::max(most, range.count);
-        }
-        windows_share = sharing_pays(all, most, input, output);
-    }
-};
-
-// What tables of an axis's windows, and of their coverings, would choose: only windows at its borders are looked at.
+// The taps of all windows of an axis, and the most that one of them has: only those at its borders are looked at.
 struct TapCount {
     double all = 0;
     int64_t most = 0;
@@ -362,16 +312,59 @@ struct TapCount {
     }
 };
 
-inline bool windows_share(const Axis& axis) {
+inline bool sharing_pays_for_windows(const Axis& axis) {
     const TapCount taps(axis);
     return sharing_pays(taps.all, taps.most, axis.input, axis.output);
 }
 
-// For axes longer than their windows.
-inline bool coverings_share(const Axis& axis) {
+// The same for the windows that cover elements, of an axis longer than windows.
+inline bool sharing_pays_for_coverings(const Axis& axis) {
     const int64_t taps_apart = axis.stride / std::gcd(axis.stride, axis.dilation);  // of those on one element
     return sharing_pays(TapCount(axis).all, ceil_div(axis.kernel, taps_apart), axis.output, axis.input);
 }
+
+// Along one axis, what every result is made of: looked up rather than computed for every row.
+struct AxisTable {
+    int64_t input;
+    int64_t output;
+    int64_t step;    // between the taps of a result
+    int64_t period;  // results that lie so far apart look alike, but for the borders
+    std::vector<Range> taps;
+    std::vector<double> factors;  // of divisors, 0 without taps; float64: three huge axes have more than int64 counts
+    bool windows_share;           // what several of them have in common is combined once: see sliding.inl
+
+    // The taps of windows. Divisors count them on `counted`, which is the axis where it is not a part of a longer one.
+    static AxisTable of_windows(const Axis& axis, Divisor divisor) { return of_windows(axis, divisor, axis); }
+    static AxisTable of_windows(const Axis& axis, Divisor divisor, const Axis& counted) {
+        AxisTable table{axis.input, axis.output, axis.dilation, 1, {}, {}, false};
+        table.taps.reserve(axis.output);
+        table.factors.reserve(axis.output);
+        for (int64_t output = 0; output < axis.output; ++output) {
+            table.taps.push_back(data_taps(axis, output));
+            table.factors.push_back(static_cast<double>(counted_taps(counted, output, divisor)));
+        }
+        table.windows_share = sharing_pays_for_windows(axis);
+        return table;
+    }
+
+    bool has_empty_window() const { return std::count(factors.begin(), factors.end(), 0.0) > 0; }
+
+    // For gradients: the windows that cover each element.
+    static AxisTable of_coverings(const Axis& axis) {
+        AxisTable table{axis.output, axis.input, 1, axis.stride, {}, {}, false};
+        table.taps.reserve(axis.input);
+        int64_t most = 0;
+        for (int64_t input = 0; input < axis.input; ++input) {
+            const Range windows = covering_windows(axis, input);
+            table.taps.push_back(windows);
+            table.factors.push_back(windows.count > 0);
+            if (windows.count > 1) table.step = windows.step;
+            most = std::max(most, windows.count);
+        }
+        table.windows_share = sharing_pays(TapCount(axis).all, most, table.input, table.output);
+        return table;
+    }
+};
 
 // What the outer axes make of the divisors of a row at these coordinates: 0 if its windows have no data.
 inline double outer_factor(const std::vector<AxisTable>& tables, const int64_t* outer) {
