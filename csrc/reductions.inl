@@ -73,42 +73,32 @@ struct Average : Sum<A> {
 // The polynomial with these coefficients, the highest first.
 template <class V>
 inline V polynomial(V x, std::initializer_list<double> coefficients) {
-    V value = V{} + *coefficients.begin();
+    V value = filled<V>(*coefficients.begin());
     for (auto next = coefficients.begin() + 1; next != coefficients.end(); ++next) {
-        value = multiply_add(value, x, V{} + *next);
+        value = multiply_add(value, x, filled<V>(*next));
     }
     return value;
 }
 
-// x^p for float64 x >= 0 and p > 0, without a table or a call, so that loops can be vectorised: good to 1e-10 and, for
+// x^p for float64 x >= 0 and p > 0, without a table or a call, so that loops can be vectorised: good to 5e-11 and, for
 // large p, 2e-12 p; more than float32 and the halves can hold. What would be subnormal is 0. Not for subnormal x.
 template <class V>
 inline V power_of(V x, double p) {
-    // Numbers of this size have no fractions: their last bits count units.
-    constexpr double units = 0x1.8p52;
-    constexpr uint64_t units_bits = 0x4338000000000000, least_mantissa = 0x3fe6a09e00000000, bias = 2048;
-    // x = 2^n m with m from sqrt(1/2) to sqrt(2), and log2(m) = 2/log(2) artanh(z). This polynomial and the next one
-    // are Chebyshev's for such m, to 2e-12, and for 2^rest, to 8e-11.
-    const auto steps = bits_of(x) - least_mantissa + (bias << 52);
-    const V n = reinterpret<V>((steps >> 52) + units_bits) - (units + bias);
-    const V m = reinterpret<V>((steps & ((uint64_t{1} << 52) - 1)) + least_mantissa);
-    const V z = (m - 1) / (m + 1);
-    const V slope = polynomial(z * z, {0x1.5ce42aa8d1c0cp-2, 0x1.a58dc78dd320fp-2, 0x1.27777f54b0e3dp-1,
-                                       0x1.ec709d13ae363p-1, 0x1.71547652bed21p+1});
-    const V exponent = p * multiply_add(slope, z, n);
-    // 2^exponent = 2^count 2^rest. Terms of even and of odd order apart: they do not wait for each other.
-    const V shifted = exponent + units;
-    const V rest = exponent - (shifted - units), square = rest * rest;
+    // x = 2^n m with m from 1 to 2, and log2(m) = 1/2 + 2/log(2) artanh(z). This polynomial and the next one are
+    // those with the smallest largest error for such m, 2e-12, and for 2^rest, 4.4e-11, from 1 to just below 2.
+    constexpr double root_of_2 = 0x1.6a09e667f3bcdp+0;
+    const V m = mantissa_of(x);
+    const V z = (m - root_of_2) / (m + root_of_2);
+    const V slope = polynomial(z * z, {0x1.5ce39e0f72792p-2, 0x1.a58dceca72ce8p-2, 0x1.27777f461993ep-1,
+                                       0x1.ec709d13c0821p-1, 0x1.71547652bed13p+1});
+    const V log = multiply_add(slope, z, exponent_of(x));  // less 1/2
+    const V exponent = multiply_add(filled<V>(p), log, filled<V>(p / 2));
+    // Terms of even and of odd order apart: they do not wait for each other.
+    const V rest = fraction_of(exponent), square = rest * rest;
     const V odd =
-        polynomial(square, {0x1.00a581594758ep-16, 0x1.5d879ead06a82p-10, 0x1.c6b08d883dca1p-5, 0x1.62e42fefa39efp-1});
-    const V even = polynomial(square, {0x1.443fffc90db59p-13, 0x1.3b2a1b7152befp-7, 0x1.ebfbe045f4d3cp-3, 1});
-    const auto count = bits_of(shifted);
-    const V power = reinterpret<V>(bits_of(multiply_add(odd, rest, even)) + (count << 52));
-    // Outside of float64's exponents it is not even a number: these bits mean something else.
-    const V zero{};
-    const V infinity = zero + std::numeric_limits<double>::infinity();
-    const V in_range = exponent < -1022 ? zero : exponent >= 1023.5 ? infinity : power;
-    return (x > 0) & (x < infinity) ? in_range : x;
+        polynomial(square, {0x1.678bd784a92e3p-16, 0x1.5fc57de0951d0p-10, 0x1.c6b278541d259p-5, 0x1.62e43010250b5p-1});
+    const V even = polynomial(square, {0x1.2d83075d47e54p-13, 0x1.3b0a73e2d64a3p-7, 0x1.ebfbd24ceac06p-3, 1});
+    return times_power_of_2(multiply_add(odd, rest, even), exponent);
 }
 
 // The cube root of a number >= 0, likewise: good to 1e-13 in float64, to float32's last bits in float32. Not for

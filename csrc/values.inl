@@ -138,6 +138,12 @@ ONNXPOOL_HOST_DEVICE inline bits_t<V> bits_of(V value) {
     return reinterpret<bits_t<V>>(value);
 }
 
+// The same number in all lanes. Not V{} + number, which would make 0 of -0.
+template <class V>
+ONNXPOOL_HOST_DEVICE inline V filled(number_t<V> number) {
+    return number - V{};
+}
+
 // |x|, by its sign bit.
 template <class V>
 ONNXPOOL_HOST_DEVICE inline V magnitude(V x) {
@@ -236,6 +242,64 @@ inline V multiply_add(V a, V b, V c) {
         for (int i = 0; i < Shape<V>::kCount; ++i) a[i] = std::fma(a[i], b[i], c[i]);
         return a;
     }
+}
+
+// Float64 numbers of this size have no fractions: their last bits count units.
+constexpr double kUnits = 0x1.8p52;
+constexpr uint64_t kUnitsBits = 0x4338000000000000;
+
+// x = 2^n m for a float64 number >= 0 that is not subnormal: m, from 1 to 2; of 0, infinity and NaN, any.
+template <class V>
+inline V mantissa_of(V x) {
+#if defined(ONNXPOOL_AVX512)
+    if constexpr (sizeof(V) == 64) {
+        return (V)_mm512_getmant_pd((__m512d)x, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_src);
+    }
+#endif
+    constexpr uint64_t one = uint64_t{1023} << 52, mantissa = (uint64_t{1} << 52) - 1;
+    return reinterpret<V>((bits_of(x) & mantissa) | one);
+}
+
+// And n: -infinity of 0; of infinity and NaN, themselves.
+template <class V>
+inline V exponent_of(V x) {
+#if defined(ONNXPOOL_AVX512)
+    if constexpr (sizeof(V) == 64) return (V)_mm512_getexp_pd((__m512d)x);
+#endif
+    const V infinity = filled<V>(std::numeric_limits<double>::infinity());
+    const V exponent = reinterpret<V>((bits_of(x) >> 52) + kUnitsBits) - (kUnits + 1023);
+    return x == 0 ? -infinity : x < infinity ? exponent : x;
+}
+
+// What x is above the next integer, for |x| < 2^51.
+template <class V>
+inline V fraction_of(V x) {
+#if defined(ONNXPOOL_AVX512)
+    if constexpr (sizeof(V) == 64) return x - (V)_mm512_roundscale_pd((__m512d)x, _MM_FROUND_TO_NEG_INF);
+#endif
+#if defined(ONNXPOOL_FMA)
+    if constexpr (sizeof(V) == 32) return x - (V)_mm256_floor_pd((__m256d)x);
+    if constexpr (is_vector<V> && sizeof(V) == 16) return x - (V)_mm_floor_pd((__m128d)x);
+#endif
+    const V above = x - ((x + kUnits) - kUnits);  // the nearest one
+    return above < 0 ? above + 1 : above;
+}
+
+// value * 2^(the integer below exponent), for a value from 1 on that is less than 2: 0 and infinity for exponents
+// below -1022 and from 1024 on, NaN for NaN.
+template <class V>
+inline V times_power_of_2(V value, V exponent) {
+    constexpr double least = -1022;
+#if defined(ONNXPOOL_AVX512)
+    if constexpr (sizeof(V) == 64) {
+        const __mmask8 kept = _mm512_cmp_pd_mask((__m512d)exponent, _mm512_set1_pd(least), _CMP_NLT_UQ);
+        return (V)_mm512_maskz_scalef_pd(kept, (__m512d)value, (__m512d)exponent);
+    }
+#endif
+    const V infinity = filled<V>(std::numeric_limits<double>::infinity()), zero{};
+    const V count = exponent - fraction_of(exponent);
+    const V power = reinterpret<V>(bits_of(value) + (bits_of(count + kUnits) << 52));
+    return exponent < least ? zero : exponent < 1024 ? power : exponent + infinity;
 }
 
 // function(x), computed in float64, which takes two registers where x fills one with smaller numbers.

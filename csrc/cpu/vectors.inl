@@ -22,12 +22,6 @@ inline V counting() {
     }
 }
 
-// The same number in all lanes. Not V{} + number, which would make 0 of -0.
-template <class V>
-inline V filled(number_t<V> number) {
-    return number - V{};
-}
-
 template <class T, int kCount>
 using BitsVector = Vector<unsigned_t<T>, kCount>;
 
@@ -219,28 +213,28 @@ inline V every_second(V first, V second) {
     return every_second<kBegin>(first, second, std::make_integer_sequence<int, lanes_of<V>>());
 }
 
-// Of numbers 0, kStep, 2 kStep, ... of vectors that follow each other: those of the first ones, and those of the one
-// with this number.
-template <int kStep, int kVector, class V, int... i>
+// Of numbers kBegin, kBegin + kStep, ... of vectors that follow each other: those of the first ones, and those of the
+// one with this number.
+template <int kStep, int kBegin, int kVector, class V, int... i>
 inline V with_every_of(V taken, V next, std::integer_sequence<int, i...>) {
     constexpr int count = lanes_of<V>;
     constexpr auto lane = [](int wanted) {
-        const int place = wanted * kStep;
+        const int place = kBegin + wanted * kStep;
         if (place / count == kVector) return count + place % count;
         return kVector == 1 ? place % count : wanted;  // the first one is still as it was
     };
     return __builtin_shufflevector(taken, next, lane(i)...);
 }
 
-// x[0], x[kStep], x[2 kStep], ..., from whole vectors.
-template <int kStep, int kCount, int kVector = kStep - 1, class T>
+// x[kBegin], x[kBegin + kStep], x[kBegin + 2 kStep], ..., from kStep whole vectors: kBegin is less than kStep.
+template <int kStep, int kCount, int kBegin = 0, int kVector = kStep - 1, class T>
 inline auto load_every(const T* x) {
     if constexpr (kVector == 0) {
         return load<kCount>(x);
     } else {
-        return with_every_of<kStep, kVector>(load_every<kStep, kCount, kVector - 1>(x),
-                                             load<kCount>(x + kVector * kCount),
-                                             std::make_integer_sequence<int, kCount>());
+        return with_every_of<kStep, kBegin, kVector>(load_every<kStep, kCount, kBegin, kVector - 1>(x),
+                                                     load<kCount>(x + kVector * kCount),
+                                                     std::make_integer_sequence<int, kCount>());
     }
 }
 
