@@ -213,6 +213,10 @@ LARGE = [
         {"kernel_shape": [3, 2], "strides": [2, 2], "dilations": [1, 2], "pads": [1, 0, 1, 2]},
     ),
     ("float16", (1, 64, 31, 40, 21), {"kernel_shape": [2, 2, 3], "strides": [1, 2, 1]}),
+    # Few channels: an image of which segments become planes, the same of one row, and images that do so together.
+    ("float32", (1, 3, 500, 450), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ("bfloat16", (2, 2, 330000), {"kernel_shape": [5], "strides": [2], "pads": [3, 1]}),
+    ("float64", (900, 5, 6, 7), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
 ]
 
 

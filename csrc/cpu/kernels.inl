@@ -24,18 +24,10 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "gradients.inl"
 #include "index_gradients.inl"
 #include "segments.inl"
+#include "few_channels.inl"
 // clang-format on
 
 // ---- Which kernel does a call ----
-
-// One window has all data of a plane, and no padding.
-inline bool spans_plane(const Geometry& geometry) {
-    for (int a = 0; a < geometry.rank; ++a) {
-        const Axis& axis = geometry.axes[a];
-        if (axis.kernel != axis.input || axis.output != 1 || axis.dilation != 1 || axis.pad_begin != 0) return false;
-    }
-    return true;
-}
 
 // Rows are worth a buffer if there are several windows in them that look at data for the most part.
 inline bool has_contiguous_rows(const Call& call) {
@@ -43,16 +35,6 @@ inline bool has_contiguous_rows(const Call& call) {
     const Axis& axis = call.geometry.axes[last];
     return call.x.strides[2 + last] == 1 && call.y.strides[2 + last] == 1 && axis.output > 1 &&
            row_reach(axis) <= 2 * (axis.input + axis.output) + 64;
-}
-
-// Elements that all windows of a plane look at.
-inline double plane_elements(const Call& call) {
-    double elements = 1;
-    for (int a = 0; a < call.geometry.rank; ++a) {
-        const Axis& axis = call.geometry.axes[a];
-        elements *= static_cast<double>(axis.output) * static_cast<double>(std::min(axis.kernel, axis.input));
-    }
-    return elements;
 }
 
 // Planes whose rows fill vectors badly, and of which a group stays in the caches.
@@ -237,6 +219,7 @@ bool has_flat_maxima(const Call& call) {
 template <class R>
 Task plan_forward_of(const Call& call) {
     using T = typename R::Element;
+    if (const Task task = plan_few_channels<R, false, plan_forward_of<R>>(call); task.run) return task;
     if (const Task task = plan_segments<T, false, plan_forward_of<R>>(call); task.run) return task;
     if constexpr (R::kIndexed) {
         if (has_lane_maxima<T>(call)) {
@@ -353,7 +336,8 @@ Task plan_backward_of(const Call& call) {
     } else if constexpr (R::kIndexed) {
         return plan_index_gradient<T>(call);
     } else {
-        Task task;
+        Task task = plan_few_channels<R, true, plan_backward_of<R>>(call);
+        if (task.run) return task;
         if constexpr (R::kDivides) task = plan_sum_gradient<AverageGradient<T>>(call);
         if constexpr (is_norm<R> && !std::is_same_v<T, double>) {
             if (call.parameters.p <= NormGradient<R>::kLargestExponent) task = plan_sum_gradient<NormGradient<R>>(call);

@@ -23,12 +23,24 @@ struct Segment {
         return {begin, end - begin, first, last + 1 - first};
     }
 
+    // Of the whole axis.
     Axis axis(const Axis& whole) const {
         Axis axis = whole;
         axis.input = elements;
         axis.output = windows;
         axis.pad_begin = element - (window * whole.stride - whole.pad_begin);
         return axis;
+    }
+
+    // Makes a call, and its geometry, one for this segment of a whole one's axis. Segments may be cut in turn.
+    void apply(const Call& whole, int number, Geometry& geometry, Call& call) const {
+        const Axis& whole_axis = whole.geometry.axes[number];
+        call.segmented_axis = number;
+        call.data_before = whole.data_before + element;
+        call.data_after = whole.data_after + whole_axis.input - element - elements;
+        call.first_index = whole.first_index;
+        if (whole.index_strides) call.first_index += element * whole.index_strides[2 + number];
+        geometry.axes[number] = axis(whole_axis);
     }
 };
 
@@ -60,6 +72,16 @@ struct Segments {
         between = segment(at(begin), at(begin + windows_apart));
         last = segment(at(end), of_windows ? axis.output : axis.input);
     }
+
+    // The first one, one of those between, or the last one.
+    Segment at(int64_t number, const Axis& axis) const {
+        if (number == 0) return first;
+        if (number > count) return last;
+        Segment segment = between;
+        segment.window += (number - 1) * windows_apart;
+        segment.element += (number - 1) * windows_apart * axis.stride;
+        return segment;
+    }
 };
 
 // A call for a segment of each plane, or for several that are alike: these are its channels. Planes are its batch.
@@ -68,12 +90,8 @@ class SegmentCall {
 public:
     SegmentCall(const Call& whole, int number, const Segment& segment, int64_t count, int64_t windows_apart)
         : geometry_(whole.geometry), call_(geometry_, whole.parameters) {
-        Axis& axis = geometry_.axes[number];
-        const int64_t elements_apart = windows_apart * axis.stride;
-        call_.segmented_axis = number;
-        call_.data_before = segment.element;
-        call_.data_after = axis.input - segment.element - segment.elements;
-        axis = segment.axis(axis);
+        const int64_t elements_apart = windows_apart * geometry_.axes[number].stride;
+        segment.apply(whole, number, geometry_, call_);
         geometry_.batch *= std::exchange(geometry_.channels, count);
         const bool one_channel = whole.geometry.channels == 1;
         const auto fold = [&](const int64_t* strides, int64_t apart, Strides& target) {
@@ -98,7 +116,6 @@ public:
         call_.grad_y = windows(T(), whole.grad_y, grad_y_);
         call_.indices = windows(int64_t(), whole.indices, indices_);
         if (whole.index_strides) {
-            call_.first_index = segment.element * whole.index_strides[2 + number];
             call_.index_strides = fold(whole.index_strides, elements_apart, index_strides_);
         }
     }
@@ -126,12 +143,11 @@ bool have_even_planes(const Geometry& geometry, const Operands&... operands) {
 
 // Whether additions have the same order in segments as without them and, so, in other layouts. Where windows share what
 // they have in common, that depends on where an axis begins, but for the last one.
-template <bool kGradient>
-bool adds_alike(const Axis& axis, const Axis& of_segment, bool is_last) {
+inline bool adds_alike(bool gradient, const Axis& axis, const Axis& of_segment, bool is_last) {
     const auto alike = [&](bool shares, bool segment_shares) {
         return shares == segment_shares && (is_last || !shares);
     };
-    if (!kGradient) return alike(sharing_pays_for_windows(axis), sharing_pays_for_windows(of_segment));
+    if (!gradient) return alike(sharing_pays_for_windows(axis), sharing_pays_for_windows(of_segment));
     return alike(sharing_pays_for_coverings(axis), sharing_pays_for_coverings(of_segment)) &&
            alike(sharing_pays_for_windows(spread_axis(axis)), sharing_pays_for_windows(spread_axis(of_segment)));
 }
@@ -181,9 +197,9 @@ void run_segments(const Call& call, int64_t begin, int64_t end) {
 template <class T, bool kGradient, Task (*plan)(const Call& call)>
 Task plan_segments(const Call& call) {
     const Geometry& geometry = call.geometry;
-    if (geometry.batch == 0 || call.channels_innermost || call.segmented_axis >= 0) return {};
+    if (geometry.batch == 0 || call.channels_innermost) return {};
     const Segmentation segmentation = Segmentation::of(call, kGradient);
-    if (segmentation.segments.count == 0 ||
+    if (segmentation.segments.count == 0 || (call.segmented_axis >= 0 && call.segmented_axis != segmentation.axis) ||
         !have_even_planes(geometry, call.x, call.y, call.indices, call.grad_y, call.grad_x)) {
         return {};
     }
@@ -193,7 +209,7 @@ Task plan_segments(const Call& call) {
         const int axis = segmentation.axis;
         const Task task = plan(part);
         if (!task.run ||
-            !adds_alike<kGradient>(geometry.axes[axis], part.geometry.axes[axis], axis == geometry.rank - 1)) {
+            !adds_alike(kGradient, geometry.axes[axis], part.geometry.axes[axis], axis == geometry.rank - 1)) {
             all.run = nullptr;
         }
         all.units += task.units;

@@ -80,6 +80,16 @@ inline double rows_of_windows(const Geometry& geometry) {
     return rows;
 }
 
+// Elements that all windows of a plane look at.
+inline double plane_elements(const Call& call) {
+    double elements = 1;
+    for (int a = 0; a < call.geometry.rank; ++a) {
+        const Axis& axis = call.geometry.axes[a];
+        elements *= static_cast<double>(axis.output) * static_cast<double>(std::min(axis.kernel, axis.input));
+    }
+    return elements;
+}
+
 #if !defined(ONNXPOOL_SEGMENT)  // elements of rows that are done in segments; tests have shorter ones
 #define ONNXPOOL_SEGMENT 2048
 #endif
@@ -226,6 +236,15 @@ bool is_channels_last(const Geometry& geometry, const Operand& operand, Size siz
     const int64_t channels = geometry.channels;
     return operand.strides[1] == 1 && has_dense_planes(geometry, operand, size_of_axis, channels) &&
            (geometry.batch == 1 || operand.strides[0] == plane_size(geometry, size_of_axis) * channels);
+}
+
+// One window has all data of a plane, and no padding.
+inline bool spans_plane(const Geometry& geometry) {
+    for (int a = 0; a < geometry.rank; ++a) {
+        const Axis& axis = geometry.axes[a];
+        if (axis.kernel != axis.input || axis.output != 1 || axis.dilation != 1 || axis.pad_begin != 0) return false;
+    }
+    return true;
 }
 
 #if !defined(ONNXPOOL_LEAST_STREAMED_BYTES)  // tests stream less
