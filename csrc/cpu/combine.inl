@@ -21,6 +21,63 @@ inline void in_vectors(int64_t size, const Body& body) {
     if (i < size) body(size - kCount, vector);
 }
 
+// body(std::integral_constant<int, number>()) for a number from kLeast to kMost.
+template <int kLeast, int kMost, class Body>
+inline void with_number(int64_t number, const Body& body) {
+    if constexpr (kLeast <= kMost) {
+        if (number == kLeast) return body(std::integral_constant<int, kLeast>());
+        with_number<kLeast + 1, kMost>(number, body);
+    }
+}
+
+// body(std::integral_constant<int, i>()) for i = 0, ..., kCount - 1.
+template <int kCount, class Body>
+inline void for_each_of(const Body& body) {
+    if constexpr (kCount > 0) {
+        for_each_of<kCount - 1>(body);
+        body(std::integral_constant<int, kCount - 1>());
+    }
+}
+
+// As many numbers as are moved around in two vectors by one instruction, or by two.
+template <class T>
+constexpr int kShuffled = std::min<int>(sizeof(T) < 4 ? 16 : 64, ONNXPOOL_VECTOR_BYTES) / sizeof(T);
+
+// runs[r * run_step + i] = source[i * kRuns + r].
+template <int kRuns, class T>
+__attribute__((noinline)) void take_turns_apart(const T* source, int64_t size, T* runs, int64_t run_step) {
+    in_vectors<kShuffled<T>>(size, [&](int64_t i, auto n) {
+        for_each_of<kRuns>([&](auto run) {
+            T* const target = runs + run * run_step + i;
+            if constexpr (n == 1) {
+                *target = source[i * kRuns + run];
+            } else {
+                store(target, load_every<kRuns, n, run>(source + i * kRuns));
+            }
+        });
+    });
+}
+
+// target[i * kRuns + r] = runs[r * run_step + i].
+template <int kRuns, class T>
+__attribute__((noinline)) void take_turns(const T* runs, int64_t run_step, int64_t size, T* target) {
+    in_vectors<kShuffled<T>>(size, [&](int64_t i, auto n) {
+        for_each_of<kRuns>([&](auto part) {
+            auto turns = load<n>(runs + i);
+            for_each_of<kRuns - 1>([&](auto runs_before) {
+                constexpr int run = runs_before + 1;
+                const auto next = load<n>(runs + run * run_step + i);
+                if constexpr (n == 1) {
+                    turns = part == run ? next : turns;
+                } else {
+                    turns = with_turns_of<kRuns, part, run>(turns, next, std::make_integer_sequence<int, n>());
+                }
+            });
+            store(target + i * kRuns + part * n, turns);
+        });
+    });
+}
+
 // How what is read of a tap becomes accumulators: elements are lifted, accumulators are taken as they are.
 template <class R>
 struct Lift {

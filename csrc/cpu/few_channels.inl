@@ -2,68 +2,8 @@
 // A few channels that are innermost fill vectors badly. Parts of the tensors that stay in the caches are taken apart
 // into planes, these are done as those of contiguous tensors are, and the results are put together again.
 
-// Of vectors that hold kChannels channels in turns, the one with number kVector: of the first ones, and of this one.
-template <int kChannels, int kVector, int kChannel, class V, int... i>
-inline V with_channel(V others, V channel, std::integer_sequence<int, i...>) {
-    constexpr int count = lanes_of<V>;
-    constexpr auto lane = [](int wanted) {
-        const int place = kVector * count + wanted;
-        if (place % kChannels == kChannel) return count + place / kChannels;
-        return kChannel == 1 ? place / kChannels : wanted;  // the first one is still as it was
-    };
-    return __builtin_shufflevector(others, channel, lane(i)...);
-}
-
-// Calls function(0), ..., function(kCount - 1) with compile-time numbers.
-template <int kCount, class Function>
-inline void for_each_of(const Function& function) {
-    if constexpr (kCount > 0) {
-        for_each_of<kCount - 1>(function);
-        function(std::integral_constant<int, kCount - 1>());
-    }
-}
-
 // Channels are few up to so many.
 constexpr int kFewChannels = 7;
-
-// As many as processors can move around in two vectors with one instruction, or two.
-template <class T>
-constexpr int kShuffled = std::min<int>(sizeof(T) < 4 ? 16 : 64, ONNXPOOL_VECTOR_BYTES) / sizeof(T);
-
-// planes[c * positions + i] = source[i * kChannels + c].
-template <int kChannels, class T>
-void split_channels(const T* source, int64_t positions, T* planes) {
-    in_vectors<kShuffled<T>>(positions, [&](int64_t i, auto n) {
-        for_each_of<kChannels>([&](auto channel) {
-            T* const target = planes + channel * positions + i;
-            if constexpr (n == 1) {
-                *target = source[i * kChannels + channel];
-            } else {
-                store(target, load_every<kChannels, n, channel>(source + i * kChannels));
-            }
-        });
-    });
-}
-
-// And back.
-template <int kChannels, class T>
-void join_channels(const T* planes, int64_t positions, T* target) {
-    in_vectors<kShuffled<T>>(positions, [&](int64_t i, auto n) {
-        for_each_of<kChannels>([&](auto part) {
-            auto joined = load<n>(planes + i);
-            for_each_of<kChannels - 1>([&](auto others) {
-                constexpr int channel = others + 1;
-                const auto next = load<n>(planes + channel * positions + i);
-                if constexpr (n == 1) {
-                    joined = part == channel ? next : joined;
-                } else {
-                    joined = with_channel<kChannels, part, channel>(joined, next, std::make_integer_sequence<int, n>());
-                }
-            });
-            store(target + i * kChannels + part * n, joined);
-        });
-    });
-}
 
 // Numbers of two bytes as such, not as values.
 template <class T>
@@ -91,13 +31,15 @@ public:
 
     void split() {
         for_each_image([&](Moved<T>* image, Moved<T>* planes, int64_t positions) {
-            with_channels([&](auto channels) { split_channels<channels>(image, positions, planes); });
+            with_number<2, kFewChannels>(
+                channels_, [&](auto channels) { take_turns_apart<channels>(image, positions, planes, positions); });
         });
     }
 
     void join() {
         for_each_image([&](Moved<T>* image, Moved<T>* planes, int64_t positions) {
-            with_channels([&](auto channels) { join_channels<channels>(planes, positions, image); });
+            with_number<2, kFewChannels>(
+                channels_, [&](auto channels) { take_turns<channels>(planes, positions, positions, image); });
         });
     }
 
@@ -107,15 +49,6 @@ private:
         for (int64_t i = 0; whole_.data && i < images_; ++i) {
             body(first_ + i * whole_.strides[0], planes_.data() + i * strides_[0], strides_[1]);
         }
-    }
-
-    template <class Body>
-    void with_channels(const Body& body) const {
-        for_each_of<kFewChannels + 1>([&](auto channels) {
-            if constexpr (channels > 1) {
-                if (channels == channels_) body(channels);
-            }
-        });
     }
 
     const Operand whole_;

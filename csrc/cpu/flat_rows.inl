@@ -18,7 +18,8 @@ public:
           phases_(along.phases),
           result_phases_(along.result_phases),
           pitch_(along.pitch()),
-          is_one_run_(along.results_follow()),
+          results_follow_(along.results_follow()),
+          is_one_run_(results_follow_ || result_phases_ > kMostPhases),
           asks_at_once_(along.columns * static_cast<int64_t>(sizeof(T)) < kLeastBytesAskedFor),
           rows_(call.geometry, output_size, tables, call.x.strides + 2, along.elements_follow()) {
         prepare_taps(along, most_rows);
@@ -35,6 +36,14 @@ public:
     bool compute(int64_t first, int64_t count, int64_t room, const Finish& finish) {
         const int64_t all = count * outputs_;
         sums_.resize(std::max<size_t>(sums_.size(), all + result_phases_ * kCount));
+        if (result_phases_ > kMostPhases) {
+            read(first, count, 0, rows_.most_taps);
+            combine_phases_apart(count * pitch_);
+            for (int64_t row = 1; !results_follow_ && row < count; ++row) {
+                std::copy_n(sums_.data() + row * result_phases_ * pitch_, outputs_, sums_.data() + row * outputs_);
+            }
+            return finish_sums(reduction_, sums_.data(), all, finish);
+        }
         if constexpr (R::kInOrder) {
             std::fill(sums_.begin(), sums_.end(), reduction_.identity());
             for (int64_t tap = 0; tap < rows_.most_taps; ++tap) {
@@ -294,13 +303,46 @@ protected:
         }
     }
 
+    // Adds what some vectors take of these taps.
+    template <int kVectors>
+    __attribute__((always_inline)) void combine_taps_at(V (&sums)[kVectors], int64_t place,
+                                                        const int64_t (&columns)[kVectors], int64_t tap,
+                                                        int64_t last) const {
+        const auto taps = static_cast<int64_t>(sources_.size());
+        const Lanes* const lanes = lanes_.data();
+        for (; tap < last; ++tap) {
+            const Accumulator* const source = sources_[tap] + place;
+            for (int v = 0; v < kVectors; ++v) {
+                const V taken = load<kCount>(source + v * kCount);
+                sums[v] = where(lanes[columns[v] * taps + tap], reduction_.combine(sums[v], taken), sums[v]);
+            }
+        }
+    }
+
+    // Of more phases than that: one after the other, before they take turns.
+    void combine_phases_apart(int64_t places) {
+        const int64_t size = places + 4 * kCount, all = result_phases_ * places;
+        phase_sums_.resize(std::max<size_t>(phase_sums_.size(), result_phases_ * size));
+        sums_.resize(std::max<size_t>(sums_.size(), all));
+        for_each_vector(0, all, [&](auto count, int64_t place, int64_t, const auto& columns) {
+            for (int64_t phase = 0, tap = 0; phase < result_phases_; ++phase) {
+                V sums[count];
+                for (V& sum : sums) sum = filled<V>(reduction_.identity());
+                combine_taps_at(sums, place, columns, tap, tap + taps_of_phase_[phase]);
+                tap += taps_of_phase_[phase];
+                Accumulator* const target = phase_sums_.data() + phase * size + place;
+                for (int v = 0; v < count; ++v) store(target + v * kCount, sums[v]);
+            }
+        });
+        with_number<kMostPhases + 1, kMostResultPhases>(
+            result_phases_, [&](auto phases) { take_turns<phases>(phase_sums_.data(), size, places, sums_.data()); });
+    }
+
     template <bool kGoesOn, int kPhases, class Put>
     __attribute__((noinline)) void combine_phases(int64_t begin, int64_t end, const Put put) const {
         static_assert(!kGoesOn || kPhases == 1);
         const auto taps = static_cast<int64_t>(sources_.size());
         const int64_t ends[] = {kPhases == 1 ? taps : taps_of_phase_[0]};
-        const Accumulator* const* const sources = sources_.data();
-        const Lanes* const lanes = lanes_.data();
         for_each_vector(begin, end, [&](auto count, int64_t place, int64_t output, const auto& columns) {
             V sums[kPhases][count];
             const auto combine = [&](V(&sum)[count], int64_t tap, int64_t last) {
@@ -308,13 +350,7 @@ protected:
                     sum[v] =
                         kGoesOn ? load<kCount>(sums_.data() + output + v * kCount) : filled<V>(reduction_.identity());
                 }
-                for (; tap < last; ++tap) {
-                    const Accumulator* const source = sources[tap] + place;
-                    for (int v = 0; v < count; ++v) {
-                        const V taken = load<kCount>(source + v * kCount);
-                        sum[v] = where(lanes[columns[v] * taps + tap], reduction_.combine(sum[v], taken), sum[v]);
-                    }
-                }
+                combine_taps_at(sum, place, columns, tap, last);
             };
             combine(sums[0], 0, ends[0]);
             if constexpr (kPhases == 2) combine(sums[1], ends[0], taps);
@@ -334,16 +370,17 @@ protected:
     const int64_t columns_, outputs_;  // of a row
     const int64_t phases_, result_phases_;
     const int64_t pitch_;
-    const bool is_one_run_;    // the results of rows follow each other as they do in phases
-    const bool asks_at_once_;  // for what comes after all rows of a group, rather than after each
+    const bool results_follow_;  // over rows as they do in phases
+    const bool is_one_run_;      // vectors go on from one row to the next
+    const bool asks_at_once_;    // for what comes after all rows of a group, rather than after each
     const RowTaps rows_;
     std::vector<int64_t> shares_;  // before each row: of a plane's elements, how many are asked for until then
     Accumulator* phase_[kMostPhases] = {};
-    int64_t taps_of_phase_[kMostPhases] = {};  // of the results
-    std::vector<const Accumulator*> sources_;  // of taps along the row: what the first window takes
-    std::vector<int64_t> tap_positions_;       // and the columns that this is at
+    int64_t taps_of_phase_[kMostResultPhases] = {};  // of the results
+    std::vector<const Accumulator*> sources_;        // of taps along the row: what the first window takes
+    std::vector<int64_t> tap_positions_;             // and the columns that this is at
     Buffer<Lanes> lanes_;  // by the column of the first one, and tap: which take it, none beyond the line's end
-    Buffer<Accumulator> buffer_, sums_;
+    Buffer<Accumulator> buffer_, sums_, phase_sums_;
 };
 
 // The rows of windows of a call.

@@ -372,7 +372,9 @@ void backward_rows(const Call& call, int64_t begin, int64_t end) {
     RowDivisors<Accumulator> divisors(windows[last]);
     std::vector<AxisTable> coverings = covering_tables(geometry);
     const Uncovered uncovered(geometry, coverings);
+    const bool coverings_share = coverings[last].windows_share;
     coverings[last] = AxisTable::of_windows(spread, Divisor::kKernel);
+    coverings[last].windows_share = coverings_share;  // additions have the same order in all kernels
     const int64_t plane_rows = rows_of_plane(geometry, input_size);
     PlaneRows<GradientSum<Accumulator>> rows(sum, coverings, spread, plane_rows);
 

@@ -96,9 +96,10 @@ inline bool has_positions_of_32_bits(const Geometry& geometry) {
 // windows cover.
 template <bool kCoverings>
 bool fits_flat_rows(const Geometry& geometry, int64_t accumulator_size, int64_t most_taps = 1 << 12) {
-    constexpr int64_t least_lanes = 4;
+    constexpr int64_t least_lanes = 4, long_row = 1024;  // which costs less to combine with gaps than phase by phase
     const Axis& axis = geometry.axes[geometry.rank - 1];
-    if (ONNXPOOL_VECTOR_BYTES < least_lanes * accumulator_size || axis.stride > kMostPhases ||
+    const int64_t most_phases = kCoverings && axis.input <= long_row ? kMostResultPhases : kMostPhases;
+    if (ONNXPOOL_VECTOR_BYTES < least_lanes * accumulator_size || axis.stride > most_phases ||
         row_reach(axis) > 2 * (axis.input + axis.output) + 64 || !has_few_rows(geometry)) {
         return false;
     }
@@ -251,11 +252,8 @@ bool has_flat_gradients(const Call& call) {
         !planes_follow(result_of<G>(call), output_size) || !planes_follow(call.grad_y, output_size)) {
         return false;
     }
-    // Additions have the same order in all instruction sets: other kernels combine rows with gaps between windows.
     const std::vector<AxisTable> tables = covering_tables(geometry);
-    const Axis spread = spread_axis(geometry.axes[geometry.rank - 1]);
-    return !(tables.back().windows_share || AxisTable::of_windows(spread, Divisor::kKernel).windows_share ||
-             is_separable<GradientSum<typename G::Accumulator>>(tables));
+    return !(tables.back().windows_share || is_separable<GradientSum<typename G::Accumulator>>(tables));
 }
 
 // How to compute the gradient of a sum: null where planes lie in a way that none of the fast kernels takes.

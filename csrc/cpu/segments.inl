@@ -148,8 +148,7 @@ inline bool adds_alike(bool gradient, const Axis& axis, const Axis& of_segment, 
         return shares == segment_shares && (is_last || !shares);
     };
     if (!gradient) return alike(sharing_pays_for_windows(axis), sharing_pays_for_windows(of_segment));
-    return alike(sharing_pays_for_coverings(axis), sharing_pays_for_coverings(of_segment)) &&
-           alike(sharing_pays_for_windows(spread_axis(axis)), sharing_pays_for_windows(spread_axis(of_segment)));
+    return alike(sharing_pays_for_coverings(axis), sharing_pays_for_coverings(of_segment));
 }
 
 // The axis that is done in segments, and these, if there are any: the last one of long rows, or the first one of planes

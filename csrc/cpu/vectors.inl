@@ -238,6 +238,19 @@ inline auto load_every(const T* x) {
     }
 }
 
+// Of vectors in which numbers of kRuns runs take turns, the one with number kVector: of the first runs, and of the one
+// with number kRun.
+template <int kRuns, int kVector, int kRun, class V, int... i>
+inline V with_turns_of(V turns, V run, std::integer_sequence<int, i...>) {
+    constexpr int count = lanes_of<V>;
+    constexpr auto lane = [](int wanted) {
+        const int place = kVector * count + wanted;
+        if (place % kRuns == kRun) return count + place / kRuns;
+        return kRun == 1 ? place / kRuns : wanted;  // the first one is still as it was
+    };
+    return __builtin_shufflevector(turns, run, lane(i)...);
+}
+
 // The numbers of first and second together, in turns.
 template <class V>
 inline void store_alternately(V first, V second, number_t<V>* even, number_t<V>* odd) {

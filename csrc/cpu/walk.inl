@@ -478,7 +478,8 @@ private:
     }
 };
 
-constexpr int64_t kMostPhases = 2;  // that kernels know how to take apart and to put together
+constexpr int64_t kMostPhases = 2;        // that kernels know how to take apart and to put together in vectors
+constexpr int64_t kMostResultPhases = 8;  // that they put together
 
 // visit(taps along the outer axes, and one along the last, number of the row): the rows of results of a plane.
 template <class Size, class Visit>
