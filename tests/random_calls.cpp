@@ -136,7 +136,7 @@ private:
             attributes.ceil_mode = random_.once_in(3);
             int64_t channels = is_wide ? random_.between(100, 600) : random_.between(1, 40);
             if (random_.once_in(3)) channels = ceil_div(channels, 32) * 32;  // whole lines of memory
-            if (has_segments_) channels = ceil_div(channels, 16);
+            if (has_segments_) channels = ceil_div(channels, random_.once_in(2) ? 16 : 4);
             Shape shape{random_.between(1, 2), channels};
             const int64_t longest[] = {400, has_segments_ ? 120 : 48, has_segments_ ? 24 : 14};
             const int64_t largest = is_wide ? 16 : longest[attributes.rank - 1];

@@ -267,6 +267,7 @@ Task plan_sum_gradient(const Call& call) {
     const auto task = [&](decltype(Task::run) run, int64_t units) -> Task {
         return {run, units, elements / static_cast<double>(std::max<int64_t>(1, units))};
     };
+    if (const Task task = plan_segments<typename G::Element, true, plan_sum_gradient<G>>(call); task.run) return task;
     if (call.channels_innermost) {
         if (x.strides[1] != 1 || call.grad_x.strides[1] != 1) return {};
         if (spans_plane(geometry)) {
@@ -274,7 +275,6 @@ Task plan_sum_gradient(const Call& call) {
         }
         return task(backward_channel_blocks<G>, geometry.batch * ceil_div(geometry.channels, gradient_lanes<G>(call)));
     }
-    if (const Task task = plan_segments<typename G::Element, true, plan_sum_gradient<G>>(call); task.run) return task;
     const Axis spread = spread_axis(last);
     const bool has_long_rows = spread.pad_begin >= 0 && row_reach(spread) <= 2 * (spread.input + spread.output) + 64 &&
                                x.strides[1 + geometry.rank] == 1 && call.grad_x.strides[1 + geometry.rank] == 1;

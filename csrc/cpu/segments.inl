@@ -1,7 +1,7 @@
 // Part of kernels.inl: see there.
 // Rows that exceed the caches, those of audio for example, are done in segments, which may go to different threads: the
 // first and the last one, whose windows look beyond the row, and those between them. These are all alike, and the
-// channels of one call. So are large planes, in segments of the first axis.
+// channels of one call or, where channels are innermost, its batch. So are large planes, in segments of the first axis.
 
 // Results along an axis that are worked on together, and what they are made of: elements and windows.
 struct Segment {
@@ -48,7 +48,9 @@ struct Segment {
 struct Segments {
     Segment first, between, last;
     int64_t count = 0;  // of those between; none where the axis is short, or windows are not short in comparison
-    int64_t windows_apart;
+    int64_t windows_apart = 0;
+
+    Segments() = default;
 
     // Of at least so many elements.
     Segments(const Axis& axis, int64_t least, bool of_windows) {
@@ -84,24 +86,32 @@ struct Segments {
     }
 };
 
-// A call for a segment of each plane, or for several that are alike: these are its channels. Planes are its batch.
+// A call for a segment, or for several that are alike: these are its channels, and planes its batch; where channels are
+// innermost, they are its batch, of one image.
 template <class T>
 class SegmentCall {
 public:
-    SegmentCall(const Call& whole, int number, const Segment& segment, int64_t count, int64_t windows_apart)
+    SegmentCall(const Call& whole, int number, const Segment& segment, int64_t count, int64_t windows_apart,
+                int64_t image)
         : geometry_(whole.geometry), call_(geometry_, whole.parameters) {
         const int64_t elements_apart = windows_apart * geometry_.axes[number].stride;
         segment.apply(whole, number, geometry_, call_);
-        geometry_.batch *= std::exchange(geometry_.channels, count);
+        call_.channels_innermost = whole.channels_innermost;
+        if (call_.channels_innermost) {
+            geometry_.batch = count;
+        } else {
+            geometry_.batch *= std::exchange(geometry_.channels, count);
+        }
         const bool one_channel = whole.geometry.channels == 1;
         const auto fold = [&](const int64_t* strides, int64_t apart, Strides& target) {
             std::copy_n(strides, 2 + geometry_.rank, target);
-            target[0] = strides[one_channel ? 0 : 1];
-            target[1] = apart * strides[2 + number];
+            if (!call_.channels_innermost) target[0] = strides[one_channel ? 0 : 1];
+            target[call_.channels_innermost ? 0 : 1] = apart * strides[2 + number];
             return target;
         };
         const auto operand = [&](auto* data, const int64_t* strides, int64_t place, int64_t apart, Strides& target) {
-            return data ? Operand{data + place * strides[2 + number], fold(strides, apart, target)} : Operand{};
+            if (!data) return Operand{};
+            return Operand{data + image * strides[0] + place * strides[2 + number], fold(strides, apart, target)};
         };
         const auto elements = [&](const Operand& of_whole, Strides& target) {
             return operand(static_cast<T*>(of_whole.data), of_whole.strides, segment.element, elements_apart, target);
@@ -116,6 +126,7 @@ public:
         call_.grad_y = windows(T(), whole.grad_y, grad_y_);
         call_.indices = windows(int64_t(), whole.indices, indices_);
         if (whole.index_strides) {
+            call_.first_index += image * whole.index_strides[0];
             call_.index_strides = fold(whole.index_strides, elements_apart, index_strides_);
         }
     }
@@ -152,43 +163,65 @@ inline bool adds_alike(bool gradient, const Axis& axis, const Axis& of_segment, 
 }
 
 // The axis that is done in segments, and these, if there are any: the last one of long rows, or the first one of planes
-// that have more rows than can be looked up or, for gradients, are larger than the caches.
+// that have more rows than can be looked up or, for gradients, are larger than the caches. With channels innermost,
+// rows of windows are units anyway, unless there is one row only: the first axis of large images.
 struct Segmentation {
     int axis;
     Segments segments;
 
     static Segmentation of(const Call& call, bool gradient) {
         constexpr int64_t rows_together = 32;  // a segment of a plane has as many elements as these
+        constexpr int64_t large = 16;          // of images with channels innermost: at least so many segments
         const Geometry& geometry = call.geometry;
         const int last = geometry.rank - 1;
-        const Segmentation rows{last, Segments(geometry.axes[last], ONNXPOOL_SEGMENT, !gradient)};
-        if (rows.segments.count > 0 || last == 0 || (!gradient && has_few_rows(geometry))) return rows;
-        const int64_t slice = plane_size(geometry, input_size) / geometry.axes[0].input;
-        return {0, Segments(geometry.axes[0], ceil_div(rows_together * ONNXPOOL_SEGMENT, slice), !gradient)};
+        if (!call.channels_innermost) {
+            const Segmentation rows{last, Segments(geometry.axes[last], ONNXPOOL_SEGMENT, !gradient)};
+            if (rows.segments.count > 0 || last == 0) return rows;
+        }
+        const int64_t plane = lanes_per_row(call) * plane_size(geometry, input_size);
+        const int64_t elements = rows_together * ONNXPOOL_SEGMENT;
+        if (call.channels_innermost && plane < large * elements) return {0, {}};
+        const Segmentation planes{
+            0, Segments(geometry.axes[0], ceil_div(elements * geometry.axes[0].input, plane), !gradient)};
+        return gradient || last == 0 || !has_few_rows(geometry) ? planes : Segmentation{0, {}};
     }
 };
 
-// visit(call): for each kind of segments, if there are any.
+// The calls of a kind of segments, which differ in where their data are.
+template <class T>
+struct SegmentCalls {
+    const Call& whole;
+    const Segmentation& segmentation;
+    const Segment& segment;
+    int64_t segments;
+
+    int64_t count() const { return whole.channels_innermost ? whole.geometry.batch : 1; }
+
+    SegmentCall<T> at(int64_t number) const {
+        return {whole, segmentation.axis, segment, segments, segmentation.segments.windows_apart, number};
+    }
+};
+
+// visit(calls): for each kind of segments, if there are any.
 template <class T, class Visit>
-void for_each_segment_call(const Call& call, const Segmentation& segmentation, const Visit& visit) {
+void for_each_kind_of_segments(const Call& call, const Segmentation& segmentation, const Visit& visit) {
     const Segments& segments = segmentation.segments;
-    const auto visit_some = [&](const Segment& segment, int64_t count) {
-        visit(SegmentCall<T>(call, segmentation.axis, segment, count, segments.windows_apart).call());
-    };
-    visit_some(segments.first, 1);
-    visit_some(segments.between, segments.count);
-    visit_some(segments.last, 1);
+    visit(SegmentCalls<T>{call, segmentation, segments.first, 1});
+    visit(SegmentCalls<T>{call, segmentation, segments.between, segments.count});
+    visit(SegmentCalls<T>{call, segmentation, segments.last, 1});
 }
 
 // Units are those of the first segments, then of those between, and then of the last ones.
 template <class T, bool kGradient, Task (*plan)(const Call& call)>
 void run_segments(const Call& call, int64_t begin, int64_t end) {
     int64_t first = 0;
-    for_each_segment_call<T>(call, Segmentation::of(call, kGradient), [&](const Call& part) {
-        const Task task = plan(part);
-        const int64_t from = std::max(begin, first), to = std::min(end, first + task.units);
-        if (from < to) task.run(part, from - first, to - first);
-        first += task.units;
+    const auto segmentation = Segmentation::of(call, kGradient);
+    for_each_kind_of_segments<T>(call, segmentation, [&](const SegmentCalls<T>& calls) {
+        const Task task = plan(calls.at(0).call());
+        for (int64_t i = 0; i < calls.count(); ++i, first += task.units) {
+            const int64_t from = std::max(begin, first), to = std::min(end, first + task.units);
+            if (from < to) task.run(calls.at(i).call(), from - first, to - first);
+        }
     });
 }
 
@@ -196,23 +229,27 @@ void run_segments(const Call& call, int64_t begin, int64_t end) {
 template <class T, bool kGradient, Task (*plan)(const Call& call)>
 Task plan_segments(const Call& call) {
     const Geometry& geometry = call.geometry;
-    if (geometry.batch == 0 || call.channels_innermost) return {};
+    if (geometry.batch == 0) return {};
     const Segmentation segmentation = Segmentation::of(call, kGradient);
-    if (segmentation.segments.count == 0 || (call.segmented_axis >= 0 && call.segmented_axis != segmentation.axis) ||
+    if (segmentation.segments.count == 0 || (call.segmented_axis >= 0 && call.segmented_axis != segmentation.axis)) {
+        return {};
+    }
+    if (!call.channels_innermost &&
         !have_even_planes(geometry, call.x, call.y, call.indices, call.grad_y, call.grad_x)) {
         return {};
     }
     Task all{run_segments<T, kGradient, plan>};
     double elements = 0;
-    for_each_segment_call<T>(call, segmentation, [&](const Call& part) {
+    for_each_kind_of_segments<T>(call, segmentation, [&](const SegmentCalls<T>& calls) {
         const int axis = segmentation.axis;
-        const Task task = plan(part);
+        const SegmentCall<T> part = calls.at(0);
+        const Task task = plan(part.call());
         if (!task.run ||
-            !adds_alike(kGradient, geometry.axes[axis], part.geometry.axes[axis], axis == geometry.rank - 1)) {
+            !adds_alike(kGradient, geometry.axes[axis], part.call().geometry.axes[axis], axis == geometry.rank - 1)) {
             all.run = nullptr;
         }
-        all.units += task.units;
-        elements += static_cast<double>(task.units) * task.elements_per_unit;
+        all.units += calls.count() * task.units;
+        elements += static_cast<double>(calls.count() * task.units) * task.elements_per_unit;
     });
     all.elements_per_unit = elements / static_cast<double>(std::max<int64_t>(1, all.units));
     return all;
