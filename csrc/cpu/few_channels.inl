@@ -72,7 +72,9 @@ public:
           images_(std::clamp<int64_t>(elements_of_part() / image_size(), 1, geometry_.batch)),
           segments_(geometry_.axes[0], ceil_div(elements_of_part(), image_size() / geometry_.axes[0].input),
                     !gradient) {
-        if (segments_.count > 0 && !add_alike(gradient)) segments_.count = 0;
+        if (segments_.count > 0 && !add_alike(segments_, gradient, geometry_.axes[0], geometry_.rank == 1)) {
+            segments_.count = 0;
+        }
     }
 
     int64_t count() const { return ceil_div(geometry_.batch, images_) * segments_of_image(); }
@@ -92,14 +94,6 @@ private:
     }
 
     int64_t segments_of_image() const { return segments_.count > 0 ? segments_.count + 2 : 1; }
-
-    bool add_alike(bool gradient) const {
-        const Axis& axis = geometry_.axes[0];
-        const auto is_alike = [&](const Segment& segment) {
-            return adds_alike(gradient, axis, segment.axis(axis), geometry_.rank == 1);
-        };
-        return is_alike(segments_.first) && is_alike(segments_.between) && is_alike(segments_.last);
-    }
 
     const Geometry& geometry_;
     const int64_t images_;  // in a part
@@ -159,11 +153,12 @@ bool are_channels_worth_splitting(const Call& call) {
     return geometry.channels <= very_few && geometry.rank <= 2 && (kGradient || last.stride > 1);
 }
 
-// Null where there are many channels, or those of an image lie in another way.
+// Null where there are many channels, those of an image lie in another way, or it is a segment already.
 template <class R, bool kGradient, Task (*plan)(const Call& call)>
 Task plan_few_channels(const Call& call) {
     const Geometry& geometry = call.geometry;
-    if (!call.channels_innermost || geometry.channels < 2 || geometry.channels > kFewChannels || geometry.batch == 0 ||
+    const bool are_few = geometry.channels >= 2 && geometry.channels <= kFewChannels;
+    if (!call.channels_innermost || !are_few || geometry.batch == 0 || call.segmented_axis >= 0 ||
         !are_channels_worth_splitting<R, kGradient>(call)) {
         return {};
     }

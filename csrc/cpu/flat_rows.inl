@@ -35,7 +35,6 @@ public:
     template <class Finish>
     bool compute(int64_t first, int64_t count, int64_t room, const Finish& finish) {
         const int64_t all = count * outputs_;
-        sums_.resize(std::max<size_t>(sums_.size(), all + result_phases_ * kCount));
         if (result_phases_ > kMostPhases) {
             read(first, count, 0, rows_.most_taps);
             combine_phases_apart(count * pitch_);
@@ -44,6 +43,7 @@ public:
             }
             return finish_sums(reduction_, sums_.data(), all, finish);
         }
+        sums_.resize(std::max<size_t>(sums_.size(), all + result_phases_ * kCount));
         if constexpr (R::kInOrder) {
             std::fill(sums_.begin(), sums_.end(), reduction_.identity());
             for (int64_t tap = 0; tap < rows_.most_taps; ++tap) {
@@ -78,6 +78,7 @@ public:
 
 protected:
     static constexpr int kCount = kLanes<Accumulator>;
+    static constexpr int kMostVectors = ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2;  // enough to pay for finding their lanes
     static constexpr int64_t kLeastBytesAskedFor = 3 * 64;  // for each row: shorter ones are asked for together
     using V = Vector<Accumulator, kCount>;
 
@@ -257,14 +258,13 @@ protected:
     __attribute__((always_inline)) static void in_groups_of_vectors(int64_t size, const Visit& visit) {
         constexpr std::integral_constant<int, 1> one;
         constexpr std::integral_constant<int, 2> two;
-        constexpr int most = ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2;  // enough to pay for finding lanes and columns
-        constexpr std::integral_constant<int, most> many;
+        constexpr std::integral_constant<int, kMostVectors> many;
         int64_t i = 0;
         const auto visit_next = [&](auto count) {
             visit(count, i);
             i += count * kCount;
         };
-        while (i + (most - 1) * kCount < size) visit_next(many);
+        while (i + (kMostVectors - 1) * kCount < size) visit_next(many);
         if (i + kCount < size) visit_next(two);
         if (i < size) visit_next(one);
     }
@@ -321,7 +321,7 @@ protected:
 
     // Of more phases than that: one after the other, before they take turns.
     void combine_phases_apart(int64_t places) {
-        const int64_t size = places + 4 * kCount, all = result_phases_ * places;
+        const int64_t size = places + kMostVectors * kCount, all = result_phases_ * places;
         phase_sums_.resize(std::max<size_t>(phase_sums_.size(), result_phases_ * size));
         sums_.resize(std::max<size_t>(sums_.size(), all));
         for_each_vector(0, all, [&](auto count, int64_t place, int64_t, const auto& columns) {

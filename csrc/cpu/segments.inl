@@ -102,11 +102,12 @@ public:
         } else {
             geometry_.batch *= std::exchange(geometry_.channels, count);
         }
+        const int folded = call_.channels_innermost ? 0 : 1;  // the dimension that segments become
         const bool one_channel = whole.geometry.channels == 1;
         const auto fold = [&](const int64_t* strides, int64_t apart, Strides& target) {
             std::copy_n(strides, 2 + geometry_.rank, target);
             if (!call_.channels_innermost) target[0] = strides[one_channel ? 0 : 1];
-            target[call_.channels_innermost ? 0 : 1] = apart * strides[2 + number];
+            target[folded] = apart * strides[2 + number];
             return target;
         };
         const auto operand = [&](auto* data, const int64_t* strides, int64_t place, int64_t apart, Strides& target) {
@@ -154,12 +155,14 @@ bool have_even_planes(const Geometry& geometry, const Operands&... operands) {
 
 // Whether additions have the same order in segments as without them and, so, in other layouts. Where windows share what
 // they have in common, that depends on where an axis begins, but for the last one.
-inline bool adds_alike(bool gradient, const Axis& axis, const Axis& of_segment, bool is_last) {
-    const auto alike = [&](bool shares, bool segment_shares) {
-        return shares == segment_shares && (is_last || !shares);
+inline bool add_alike(const Segments& segments, bool gradient, const Axis& axis, bool is_last) {
+    const auto shares = [&](const Axis& any) {
+        return gradient ? sharing_pays_for_coverings(any) : sharing_pays_for_windows(any);
     };
-    if (!gradient) return alike(sharing_pays_for_windows(axis), sharing_pays_for_windows(of_segment));
-    return alike(sharing_pays_for_coverings(axis), sharing_pays_for_coverings(of_segment));
+    const bool whole_shares = shares(axis);
+    const auto is_alike = [&](const Segment& segment) { return shares(segment.axis(axis)) == whole_shares; };
+    return (is_last || !whole_shares) && is_alike(segments.first) && is_alike(segments.between) &&
+           is_alike(segments.last);
 }
 
 // The axis that is done in segments, and these, if there are any: the last one of long rows, or the first one of planes
@@ -180,10 +183,9 @@ struct Segmentation {
         }
         const int64_t plane = lanes_per_row(call) * plane_size(geometry, input_size);
         const int64_t elements = rows_together * ONNXPOOL_SEGMENT;
-        if (call.channels_innermost && plane < large * elements) return {0, {}};
-        const Segmentation planes{
-            0, Segments(geometry.axes[0], ceil_div(elements * geometry.axes[0].input, plane), !gradient)};
-        return gradient || last == 0 || !has_few_rows(geometry) ? planes : Segmentation{0, {}};
+        const bool are_rows_units = !gradient && last > 0 && has_few_rows(geometry);
+        if (are_rows_units || (call.channels_innermost && plane < large * elements)) return {0, {}};
+        return {0, Segments(geometry.axes[0], ceil_div(elements * geometry.axes[0].input, plane), !gradient)};
     }
 };
 
@@ -234,20 +236,17 @@ Task plan_segments(const Call& call) {
     if (segmentation.segments.count == 0 || (call.segmented_axis >= 0 && call.segmented_axis != segmentation.axis)) {
         return {};
     }
-    if (!call.channels_innermost &&
-        !have_even_planes(geometry, call.x, call.y, call.indices, call.grad_y, call.grad_x)) {
+    const Axis& axis = geometry.axes[segmentation.axis];
+    const bool are_even =
+        call.channels_innermost || have_even_planes(geometry, call.x, call.y, call.indices, call.grad_y, call.grad_x);
+    if (!are_even || !add_alike(segmentation.segments, kGradient, axis, segmentation.axis == geometry.rank - 1)) {
         return {};
     }
     Task all{run_segments<T, kGradient, plan>};
     double elements = 0;
     for_each_kind_of_segments<T>(call, segmentation, [&](const SegmentCalls<T>& calls) {
-        const int axis = segmentation.axis;
-        const SegmentCall<T> part = calls.at(0);
-        const Task task = plan(part.call());
-        if (!task.run ||
-            !adds_alike(kGradient, geometry.axes[axis], part.call().geometry.axes[axis], axis == geometry.rank - 1)) {
-            all.run = nullptr;
-        }
+        const Task task = plan(calls.at(0).call());
+        if (!task.run) all.run = nullptr;
         all.units += calls.count() * task.units;
         elements += static_cast<double>(calls.count() * task.units) * task.elements_per_unit;
     });
