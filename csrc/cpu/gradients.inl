@@ -206,7 +206,7 @@ public:
           gradient_(call.parameters),
           windows_(axis_tables(call)),
           coverings_(covering_tables(call.geometry)),
-          window_rows_(rows_of_plane(call.geometry, output_size)),
+          rows_in_slice_(rows_of_plane(call.geometry, output_size) / call.geometry.axes[0].output),
           rows_(sum_, coverings_) {}
 
     // The lanes whose rows come next, all rows of the plane in turn: what their windows send is prepared little by
@@ -217,16 +217,27 @@ public:
         y_ = {y, y_strides};
         lanes_ = lanes;
         prepared_rows_ = 0;
-        prepared_.resize(packed_strides(geometry_, lanes, output_size, prepared_strides_) * lanes);
-        if (rows_.needs_whole_planes()) prepare(window_rows_);
+        int64_t size = packed_strides(geometry_, lanes, output_size, prepared_strides_) * lanes;
+        if (rows_.reduces_axis_by_axis()) size = rows_.positions_together(lanes) * prepared_strides_[0];
+        prepared_.clear();
+        prepared_.resize(size);
         rows_.set_lanes(prepared_.data(), prepared_strides_, lanes);
     }
 
     // A row of grad_x, the row_index-th of its plane.
     void compute(const int64_t* outer, int64_t row_index, const T* x, int64_t x_step, T* grad_x, int64_t step,
                  bool streams = false) {
-        prepare(end_of_covering_rows(coverings_, outer));
-        rows_.compute(outer, row_index, GradientResults<G>{gradient_, x, x_step, grad_x, step, streams});
+        const GradientResults<G> results{gradient_, x, x_step, grad_x, step, streams};
+        if (!rows_.reduces_axis_by_axis()) {
+            const int64_t end = end_of_covering_rows(coverings_, outer);
+            prepare(prepared_rows_, end, prepared_.data());
+            prepared_rows_ = std::max(prepared_rows_, end);
+        }
+        rows_.compute(outer, row_index, results, [&](int64_t begin, int64_t end) {
+            Accumulator* const plane = prepared_.data() - begin * prepared_strides_[0];
+            prepare(begin * rows_in_slice_, end * rows_in_slice_, plane);
+            return plane;
+        });
     }
 
 private:
@@ -235,17 +246,17 @@ private:
         const int64_t* strides;  // [N, C, D1, ..., Dr]
     };
 
-    // Rows of windows up to this one.
-    void prepare(int64_t until) {
+    // Rows of windows, for the plane that lies here.
+    void prepare(int64_t begin, int64_t end, Accumulator* plane) {
         const int last = geometry_.rank - 1;
-        for (; prepared_rows_ < until; ++prepared_rows_) {
+        for (int64_t row = begin; row < end; ++row) {
             int64_t outer[kMaxSpatialRank];
-            find_row(geometry_, output_size, prepared_rows_, outer);
+            find_row(geometry_, output_size, row, outer);
             const T* const grad_y = grad_y_.data + offset_of_row(outer, grad_y_.strides, geometry_.rank);
             const T* const y = y_.data + offset_of_row(outer, y_.strides, geometry_.rank);
             const int64_t outputs = geometry_.axes[last].output;
             const double factor = outer_factor(windows_, outer);
-            Accumulator* target = prepared_.data() + prepared_rows_ * outputs * lanes_;
+            Accumulator* target = plane + row * outputs * lanes_;
             for (int64_t o = 0; o < outputs; ++o, target += lanes_) {
                 // Windows without data send nothing.
                 const auto divisor = static_cast<Accumulator>(std::max(1.0, factor * windows_[last].factors[o]));
@@ -266,7 +277,7 @@ private:
     const G gradient_;
     const GradientSum<Accumulator> sum_{};
     const std::vector<AxisTable> windows_, coverings_;
-    const int64_t window_rows_;  // of a plane
+    const int64_t rows_in_slice_;  // rows of windows at one position of the first axis
     LaneRows<GradientSum<Accumulator>> rows_;
     Lanes grad_y_{}, y_{};
     int64_t lanes_ = 0;
@@ -276,11 +287,13 @@ private:
     Buffer<T> grad_y_lanes_, y_lanes_;
 };
 
-// Channels at a time: whole planes of them only have to stay in the caches where axes are added up one by one.
+// Channels at a time.
 template <class G>
 int64_t gradient_lanes(const Call& call) {
     using Sum = GradientSum<typename G::Accumulator>;
-    return is_separable<Sum>(covering_tables(call.geometry)) ? lanes_per_block(call) : lanes_per_row(call);
+    const std::vector<AxisTable> tables = covering_tables(call.geometry);
+    if (!is_separable<Sum>(tables)) return lanes_per_row(call);
+    return lanes_axis_by_axis<typename G::Accumulator>(call, tables);
 }
 
 // Units are blocks of channels of an image.

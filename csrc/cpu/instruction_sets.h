@@ -35,6 +35,11 @@ struct CacheLineAllocator {
 
     T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kAlignment)); }
     void deallocate(T* pointer, size_t) { ::operator delete(pointer, kAlignment); }
+    // Numbers without a value of their own are left as memory is: to fill large buffers takes as long as a kernel.
+    template <class U>
+    void construct(U* place) {
+        ::new (static_cast<void*>(place)) U;
+    }
     bool operator==(const CacheLineAllocator&) const { return true; }
     bool operator!=(const CacheLineAllocator&) const { return false; }
 };

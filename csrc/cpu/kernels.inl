@@ -136,8 +136,9 @@ Task plan_window(const Call& call) {
     if constexpr (!R::kIndexed) {
         if (call.channels_innermost && call.y.strides[1] == 1) {
             if constexpr (!R::kInOrder && !is_keyed<R>) {
-                if (is_separable<R>(axis_tables(call))) {
-                    const int64_t lanes = lanes_per_block(call);
+                const std::vector<AxisTable> tables = axis_tables(call);
+                if (is_separable<R>(tables)) {
+                    const int64_t lanes = lanes_axis_by_axis<typename R::Accumulator>(call, tables);
                     return {forward_channel_blocks<R>, geometry.batch * ceil_div(geometry.channels, lanes),
                             plane_elements(call) * static_cast<double>(lanes)};
                 }

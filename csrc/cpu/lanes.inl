@@ -174,16 +174,24 @@ public:
         // Where several rows are new at a time, they are asked for little by little.
         room_ = columns_in(new_rows_ == 1 ? kRowBufferBytes : kRowBufferBytes / 4);
         turns_ = columns_in(kRowBufferBytes / 2) / axis_.period;
-        if (is_separable_) reduced_rows_ = outer_reduction_.compute(x, x_strides, lanes);
+        if (is_separable_) outer_reduction_.set_plane(x_strides, lanes);
         if (lifted_) lifted_->forget(lanes);
     }
 
-    // Whether set_lanes() looks at whole planes already.
-    bool needs_whole_planes() const { return is_separable_; }
+    // Whether axes are reduced one after the other: then so many positions of the first one, for so many lanes, are
+    // looked at together.
+    bool reduces_axis_by_axis() const { return is_separable_; }
+    int64_t positions_together(int64_t lanes) const { return outer_reduction_.positions_together(lanes); }
 
     // The row at the coordinates `outer` along all spatial axes but the last, the row_index-th of the plane.
     template <class Target>
     void compute(const int64_t* outer, int64_t row_index, const Target& target) {
+        compute(outer, row_index, target, [&](int64_t, int64_t) { return x_; });
+    }
+
+    // Where axes are reduced one after the other, the lanes lie at data(begin, end): see AxisByAxis.
+    template <class Target, class Data>
+    void compute(const int64_t* outer, int64_t row_index, const Target& target, const Data& data) {
         const double factor = outer_factor(tables_, outer);
         if (factor == 0) {
             for (int64_t output = 0; output < axis_.output; ++output) target.fill_empty(output, lanes_);
@@ -193,7 +201,7 @@ public:
         set_divisors(factor);
         const int64_t x_step = x_strides_[rank_ - 1];
         if (is_separable_) {
-            const Accumulator* row = reduced_rows_ + row_index * axis_.input * lanes_;
+            const Accumulator* row = outer_reduction_.row(row_index, data);
             return along_row(&row, 1, lanes_, AsItIs<Accumulator>(), target);
         }
         if constexpr (R::kInOrder) {
@@ -334,7 +342,6 @@ private:
     template <class Take, class Target>
     void along_row_of_overlapping(const typename Take::Source* const* rows, int64_t count, int64_t x_step,
                                   const Take& take, const Target& target) {
-        windows_.resize(std::max<size_t>(windows_.size(), axis_.output * lanes_));
         const Accumulator* row = nullptr;
         if constexpr (std::is_same_v<Take, AsItIs<Accumulator>>) {
             if (count == 1) row = rows[0];
@@ -344,20 +351,24 @@ private:
             row = buffer_.data();
             x_step = lanes_;
         }
-        overlapping_->reduce(row, x_step, AsItIs<Accumulator>(), windows_.data(), lanes_, lanes_);
-        for (int64_t output = 0; output < axis_.output;) {
+        const auto reduce = [&](const auto& put) {
+            overlapping_->reduce(row, x_step, AsItIs<Accumulator>(), lanes_, put);
+        };
+        if constexpr (may_leave_range<R>) {
+            windows_.resize(std::max<size_t>(windows_.size(), axis_.output * lanes_));
+            reduce([&](int64_t output, int64_t i, auto sums) { store(windows_.data() + output * lanes_ + i, sums); });
+        } else {
+            reduce([&](int64_t output, int64_t i, auto sums) {
+                target.at(output, static_cast<Accumulator>(divisors_[output]))(i, sums);
+            });
+        }
+        for (int64_t output = 0; output < axis_.output; ++output) {
             if (divisors_[output] == 0) {
-                target.fill_empty(output++, lanes_);
-                continue;
+                target.fill_empty(output, lanes_);
+            } else if constexpr (may_leave_range<R>) {
+                const Accumulator* window = windows_.data() + output * lanes_;
+                finish({&window, 1, 1, 0, 1, 0}, output, 1, AsItIs<Accumulator>(), target);
             }
-            int64_t run = 1;
-            while (output + run < axis_.output && divisors_[output + run] != 0 &&
-                   (!R::kDivides || divisors_[output + run] == divisors_[output])) {
-                ++run;
-            }
-            const Accumulator* window = windows_.data() + output * lanes_;
-            finish({&window, 1, 1, 0, run, lanes_}, output, 1, AsItIs<Accumulator>(), target);
-            output += run;
         }
     }
 
@@ -448,7 +459,6 @@ private:
     int64_t lanes_ = 0;
     int64_t room_ = 0;   // columns that the buffer is filled with at a time
     int64_t turns_ = 0;  // of windows a period apart that are written at a time
-    const Accumulator* reduced_rows_ = nullptr;
 
     Range taps_[kMaxSpatialRank];
     std::vector<const T*> elements_, shifted_elements_;
@@ -457,6 +467,20 @@ private:
     Buffer<Accumulator> buffer_, sums_, windows_;
     std::vector<std::pair<int64_t, int64_t>> out_of_range_;  // outputs and lanes
 };
+
+// Channels at a time where axes are reduced one after the other: whole planes of them, or blocks of the first axis, had
+// better stay in the caches.
+template <class A>
+int64_t lanes_axis_by_axis(const Call& call, const std::vector<AxisTable>& tables) {
+    const int64_t most = lanes_per_block(call);
+    int64_t row = 1;
+    for (size_t a = 1; a < tables.size(); ++a) row *= tables[a].input;
+    constexpr int64_t line = 64 / sizeof(A);
+    for (int64_t lanes = most; lanes >= line; lanes = lanes / 2 / line * line) {
+        if (is_reduced_by_blocks<A>(tables[0], row * lanes)) return lanes;
+    }
+    return most;
+}
 
 // Where results go that belong to the plane at this image and channel.
 template <class R>
@@ -482,7 +506,8 @@ void forward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
     const Geometry& geometry = call.geometry;
     const int64_t y_step = call.y.strides[1 + geometry.rank];
     LaneRows<R> rows = rows_of_windows(reduction, call);
-    const int64_t block = lanes_per_block(call), blocks = ceil_div(geometry.channels, block);
+    const int64_t block = lanes_axis_by_axis<typename R::Accumulator>(call, axis_tables(call));
+    const int64_t blocks = ceil_div(geometry.channels, block);
     const bool streams = is_streamed<T>(call, call.y, block);
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = unit / blocks, channel = unit % blocks * block;

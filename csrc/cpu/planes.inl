@@ -124,62 +124,27 @@ void forward_planes(const Call& call, int64_t begin, int64_t end) {
     }
 }
 
-// body(i, lanes) for vectors of kCount lanes and then smaller ones that cover 0 ... size - 1, each element once.
-template <int kCount, class Body>
-inline void in_vectors_once(int64_t size, const Body& body, int64_t done = 0) {
-    for (; done + kCount <= size; done += kCount) body(done, std::integral_constant<int, kCount>());
-    if constexpr (kCount > 1) {
-        constexpr int smaller = kCount >= 16 ? kCount / 4 : kCount >= 8 ? kCount / 2 : 1;
-        in_vectors_once<smaller>(size, body, done);
-    }
-}
-
-// Adds a row to the sums of more lanes than registers hold: in the order of memory, which is faster than the rows of
-// some lanes after those of others.
-template <class R, class Take>
-void add_row_of_many(const R& reduction, const typename R::Element* x, int64_t columns, int64_t x_step,
-                     const Take& take, const typename R::Accumulator* sums, typename R::Accumulator* new_sums,
-                     int64_t lanes) {
-    for (int64_t column = 0; column < columns; ++column, x += x_step) {
-        const auto add = [&](auto is_first, auto is_last) {
-            in_vectors_once<kLanes<typename R::Accumulator>>(lanes, [&](int64_t i, auto count) {
-                using V = decltype(load<count>(sums));
-                look_ahead<8192>(x + i);
-                V row = take(load<count>(x + i), column);
-                if constexpr (!is_first) row = reduction.combine(load<count>(new_sums + i), row);
-                if constexpr (is_last) row = reduction.combine(load<count>(sums + i), row);
-                store(new_sums + i, row);
-            });
-        };
-        constexpr std::true_type yes;
-        constexpr std::false_type no;
-        const bool is_last = column + 1 == columns;
-        if (column > 0) {
-            is_last ? add(no, yes) : add(no, no);
-        } else {
-            is_last ? add(yes, yes) : add(yes, no);
-        }
-    }
-}
-
 // Adds a row to the sums of some lanes, those next to each other in memory; its elements are x_step apart.
 template <class R, class Take>
 void add_row(const R& reduction, const typename R::Element* x, int64_t columns, int64_t x_step, const Take& take,
              const typename R::Accumulator* sums, typename R::Accumulator* new_sums, int64_t lanes) {
+    using T = typename R::Element;
+    // Memory is asked for the next row, which comes when all lanes of this one are done, or for a part of it.
+    constexpr int64_t part = (1 << 16) / sizeof(T), line = 64 / sizeof(T);
+    const int64_t ahead = std::clamp<int64_t>(part / std::max<int64_t>(1, x_step), 1, columns) * x_step;
     const auto add = [&](int64_t lane, auto count, auto vectors) {
         using V = decltype(load<count>(sums));
         V row[vectors];
-        const auto* element = x + lane;
-        for (int v = 0; v < vectors; ++v) {
-            look_ahead<8192>(element + v * count);
-            row[v] = take(load<count>(element + v * count), 0);
-        }
+        const T* element = x + lane;
+        const auto next = [&](int v, int64_t column) {
+            const T* const source = element + v * count;
+            if (v * count % line == 0) look_ahead<0>(source + ahead);
+            return V(take(load<count>(source), column));
+        };
+        for (int v = 0; v < vectors; ++v) row[v] = next(v, 0);
         for (int64_t column = 1; column < columns; ++column) {
             element += x_step;
-            for (int v = 0; v < vectors; ++v) {
-                look_ahead<8192>(element + v * count);
-                row[v] = reduction.combine(row[v], V(take(load<count>(element + v * count), column)));
-            }
+            for (int v = 0; v < vectors; ++v) row[v] = reduction.combine(row[v], next(v, column));
         }
         for (int v = 0; v < vectors; ++v) {
             const int64_t i = lane + v * count;
@@ -187,7 +152,6 @@ void add_row(const R& reduction, const typename R::Element* x, int64_t columns, 
         }
     };
     constexpr int vector = kLanes<typename R::Accumulator>, kept = 8;  // in registers
-    if (lanes > kept * vector) return add_row_of_many(reduction, x, columns, x_step, take, sums, new_sums, lanes);
     int64_t lane = 0;
     const auto add_all = [&](auto vectors) {
         constexpr int64_t together = vector * vectors;

@@ -191,7 +191,7 @@ public:
     void set_plane(const T* x, const int64_t* strides) {
         x_ = x;
         strides_ = strides;
-        if (is_separable_) reduced_rows_ = outer_reduction_.compute(x, strides, 1);
+        if (is_separable_) outer_reduction_.set_plane(strides, 1);
         if (lifted_) lifted_->forget(1);
     }
 
@@ -199,7 +199,8 @@ public:
     void add(const int64_t* outer, int64_t row_index) {
         Accumulator* const target = padded_.data(count_++);
         if (is_separable_) {
-            std::copy_n(reduced_rows_ + row_index * axis_.input, axis_.input, target);
+            const Accumulator* row = outer_reduction_.row(row_index, [&](int64_t, int64_t) { return x_; });
+            std::copy_n(row, axis_.input, target);
         } else {
             for (int a = 0; a < last_; ++a) taps_[a] = tables_[a].taps[outer[a]];
             combine_rows(target);
@@ -266,7 +267,6 @@ private:
 
     const T* x_ = nullptr;
     const int64_t* strides_ = nullptr;
-    const Accumulator* reduced_rows_ = nullptr;
     int64_t count_ = 0;  // rows that have been added
     Range taps_[kMaxSpatialRank];
     std::vector<const T*> rows_;

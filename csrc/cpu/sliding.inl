@@ -16,6 +16,22 @@ bool is_separable(const std::vector<AxisTable>& tables) {
     return tables.size() > 2 && taps > 32;
 }
 
+inline int64_t most_taps(const AxisTable& table) {
+    int64_t most = 0;
+    for (const Range& taps : table.taps) most = std::max(most, taps.count);
+    return most;
+}
+
+// Whether the first axis of a large plane, with this many accumulators at each of its positions, is reduced block by
+// block (see below), so that what is made of a block is looked at while it is in the caches, the last ones at least.
+// Where taps are apart, windows that follow each other are not complete with the same block.
+template <class A>
+bool is_reduced_by_blocks(const AxisTable& axis, int64_t slice) {
+    const int64_t large = 64 * ONNXPOOL_SEGMENT;
+    constexpr int64_t most = (1 << 24) / sizeof(A);
+    return axis.windows_share && axis.step == 1 && slice * axis.output > large && 2 * most_taps(axis) * slice <= most;
+}
+
 // Windows that overlap a lot along an axis, in three combinations for each position whatever their size (van Herk,
 // 1992; Gil and Werman, 1993): positions are divided into blocks as long as the longest window. No window reaches over
 // more than two of them, and one that does is what its first block has from its first tap on and what its second block
@@ -31,10 +47,7 @@ public:
         : combiner_(combiner), identity_(identity), step_(table.step) {
         for (int64_t output = 0; output < table.output; ++output) {
             const Range& taps = table.taps[output];
-            if (taps.count == 0) {
-                empty_.push_back(output);
-                continue;
-            }
+            if (taps.count == 0) continue;
             const int64_t begin = taps.begin / step_;
             windows_.push_back({taps.begin % step_, begin, begin + taps.count - 1, output});
             block_ = std::max(block_, taps.count);
@@ -56,24 +69,44 @@ public:
         }
     }
 
-    // `run` accumulators at each position.
-    template <class Take>
-    void reduce(const typename Take::Source* source, int64_t source_step, const Take& take, Accumulator* target,
-                int64_t target_step, int64_t run) {
+    // put(output, i, results) for `run` accumulators at each position, and all windows that have data.
+    template <class Take, class Put>
+    void reduce(const typename Take::Source* source, int64_t source_step, const Take& take, int64_t run,
+                const Put& put) {
         constexpr int64_t pair = 2 * kLanes<Accumulator>, cached = (1 << 17) / sizeof(Accumulator);
-        for (int64_t output : empty_) std::fill_n(target + output * target_step, run, identity_);
         const int64_t strip = std::min(run, std::max<int64_t>(1, cached / (block_ * pair)) * pair);
-        rows_.resize((strip + pair) * block_);
+        rows_.resize(room(strip));
         for (int64_t begin = 0; begin < run; begin += strip) {
+            const auto put_strip = [&](int64_t output, int64_t i, auto results) { put(output, begin + i, results); };
             for (const Block& block : blocks_) {
-                Accumulator* rows = rows_.data();
-                in_columns<kLanes<Accumulator>>(std::min(strip, run - begin), [&](int64_t i, auto count, auto vectors) {
-                    reduce_column<count, vectors>(block, source + begin + i, source_step, take, rows,
-                                                  target + begin + i, target_step);
-                    rows += count * vectors * block_;
-                });
+                reduce_block(block, source + begin, source_step, block_ * step_ * source_step, take,
+                             std::min(strip, run - begin), rows_.data(), put_strip);
             }
         }
+    }
+
+    int64_t blocks() const { return static_cast<int64_t>(blocks_.size()); }
+    int64_t block_size() const { return block_; }  // of the longest
+
+    // The positions of a block, the first and the one behind the last.
+    std::pair<int64_t, int64_t> block(int64_t number) const { return {blocks_[number].begin, blocks_[number].end}; }
+
+    // The window behind those that are complete with a block.
+    int64_t windows_end(int64_t number) const {
+        const size_t end = blocks_[number].end_window;
+        return end == 0 ? 0 : windows_[end - 1].output + 1;
+    }
+
+    // One of the runs of a slice, which begins at `place` of it; the block before has been done for all of them, if
+    // only for what windows of this one have of it: then nothing is put. Memory is asked for what lies `ahead`.
+    template <class Take, class Put>
+    void reduce_run(int64_t number, int64_t place, const typename Take::Source* source, int64_t source_step,
+                    int64_t ahead, const Take& take, int64_t run, bool puts, const Put& put) {
+        const int64_t begin = room(run) * quotient(place, run);
+        rows_.resize(std::max<size_t>(rows_.size(), begin + room(run)));
+        Block block = blocks_[number];
+        if (!puts) block.first_window = block.end_window;
+        reduce_block(block, source, source_step, ahead, take, run, rows_.data() + begin, put);
     }
 
 private:
@@ -107,18 +140,37 @@ private:
         cover(std::integral_constant<int, 1>());
     }
 
+    // Accumulators for the rows of a block.
+    int64_t room(int64_t run) const {
+        constexpr int64_t vector = kLanes<Accumulator>;
+        const int64_t width = run < 2 * vector ? vector : 2 * vector;
+        return ceil_div(run, width) * width * block_;
+    }
+
+    // Memory is asked for what lies `ahead`: positions are too far apart for processors to foresee it.
+    template <class Take, class Put>
+    void reduce_block(const Block& block, const typename Take::Source* source, int64_t source_step, int64_t ahead,
+                      const Take& take, int64_t run, Accumulator* rows, const Put& put) {
+        in_columns<kLanes<Accumulator>>(run, [&](int64_t i, auto count, auto vectors) {
+            reduce_column<count, vectors>(
+                block, source + i, source_step, ahead, take, rows,
+                [&](int64_t output, int v, auto results) { put(output, i + v * count, results); });
+            rows += count * vectors * block_;
+        });
+    }
+
     // A block's part of a few vectors next to each other. Its rows, one for each position, hold what the block before
     // has from there on, and then what this block has.
-    template <int kCount, int kVectors, class Take>
-    void reduce_column(const Block& block, const typename Take::Source* x, int64_t x_step, const Take& take,
-                       Accumulator* rows, Accumulator* target, int64_t target_step) const {
+    template <int kCount, int kVectors, class Take, class Put>
+    void reduce_column(const Block& block, const typename Take::Source* x, int64_t x_step, int64_t ahead,
+                       const Take& take, Accumulator* rows, const Put& put_vector) const {
         using V = decltype(load<kCount>(rows));
         constexpr int64_t size = kCount * kVectors;
         const Window* const first_window = windows_.data() + block.first_window;
         const Window* const end_window = windows_.data() + block.end_window;
         const auto row = [&](int64_t i) { return rows + (i - block.begin) * size; };
         const auto put = [&](const Window& window, const V(&result)[kVectors]) {
-            for (int v = 0; v < kVectors; ++v) store(target + window.output * target_step + v * kCount, result[v]);
+            for (int v = 0; v < kVectors; ++v) put_vector(window.output, v, result[v]);
         };
         const auto combine_row = [&](V(&sums)[kVectors], const Accumulator* other) {
             for (int v = 0; v < kVectors; ++v) sums[v] = combiner_.combine(load<kCount>(other + v * kCount), sums[v]);
@@ -134,7 +186,7 @@ private:
             V element[kVectors];
             for (int v = 0; v < kVectors; ++v) {
                 element[v] = take(load<kCount>(x + v * kCount), 0);
-                prefetch(x + v * kCount + block_ * x_step, 1);  // too far apart for processors to foresee
+                prefetch(x + v * kCount + ahead, 1);
                 prefix[v] = combiner_.combine(prefix[v], element[v]);
             }
             for (; window != end_window && window->last == i; ++window) {
@@ -171,7 +223,6 @@ private:
     int64_t block_ = 1;
     std::vector<Window> windows_;  // in the order in which they are complete
     std::vector<Block> blocks_;
-    std::vector<int64_t> empty_;  // the other windows
     Buffer<Accumulator> rows_;
 };
 
@@ -189,63 +240,148 @@ public:
         : reduction_(reduction), tables_(tables), reduced_axes_(reduced_axes) {
         overlapping_.resize(reduced_axes);
         for (int a = 0; a < reduced_axes; ++a) {
+            if (a > 0) rows_apart_ *= tables[a].output;
             if (!tables[a].windows_share) continue;
             overlapping_[a].emplace(combiner_of(reduction), reduction.identity(), tables[a]);
         }
     }
 
-    // Densely: `lanes` accumulators at each position.
-    const Accumulator* compute(const T* x, const int64_t* strides, int64_t lanes) {
+    // The plane, or its lanes, whose rows are asked for next.
+    void set_plane(const int64_t* strides, int64_t lanes) {
+        const int last = static_cast<int>(tables_.size()) - 1;
+        strides_ = strides;
+        lanes_ = lanes;
+        has_whole_rows_ = tables_[last].input == 1 || strides[last] == lanes;
+        blocks_ = is_by_blocks(lanes) ? overlapping_[0]->blocks() : 0;
+        block_ = -1;
+        begin_ = end_ = 0;
+    }
+
+    // What a row of windows, the row_index-th of the plane, is made of: `lanes` accumulators at each position. Those
+    // before and after it are there as well, as many as stay in the caches. The plane lies at data(begin, end), which
+    // is called when its elements between these positions of the first axis are looked at.
+    template <class Data>
+    const Accumulator* row(int64_t row_index, const Data& data) {
+        const int64_t window = row_index / rows_apart_;
+        if (window < begin_ || window >= end_) compute(window, data);
+        return source_.data() + (row_index - begin_ * rows_apart_) * tables_.back().input * lanes_;
+    }
+
+    // The most positions of the first axis that are looked at together, for so many lanes.
+    int64_t positions_together(int64_t lanes) const {
+        return is_by_blocks(lanes) ? overlapping_[0]->block_size() : tables_[0].input;
+    }
+
+private:
+    bool is_by_blocks(int64_t lanes) const {
+        for (size_t a = 1; a < tables_.size(); ++a) lanes *= tables_[a].input;
+        return is_reduced_by_blocks<Accumulator>(tables_[0], lanes);
+    }
+
+    int64_t windows_end(int64_t block) const {
+        return block + 1 < blocks_ ? overlapping_[0]->windows_end(block) : tables_[0].output;
+    }
+
+    int64_t block_of(int64_t window) const {
+        int64_t block = window >= begin_ ? std::max<int64_t>(block_, 0) : 0;
+        while (window >= windows_end(block)) ++block;
+        return block;
+    }
+
+    // The windows of the first axis that this one is complete with.
+    template <class Data>
+    void compute(int64_t window, const Data& data) {
+        const int64_t block = blocks_ > 0 ? block_of(window) : 0;
+        begin_ = block > 0 ? windows_end(block - 1) : 0;
+        end_ = blocks_ > 0 ? windows_end(block) : tables_[0].output;
         const int last = static_cast<int>(tables_.size()) - 1;
         int64_t sizes[kMaxSpatialRank], dense[kMaxSpatialRank];
         for (int a = 0; a <= last; ++a) sizes[a] = tables_[a].input;
         for (int axis = 0; axis < reduced_axes_; ++axis) {
-            int64_t size = lanes;
+            const int64_t outputs = axis == 0 ? end_ - begin_ : tables_[axis].output;
+            int64_t size = lanes_;
             for (int a = last; a >= 0; --a) {
                 dense[a] = size;
-                size *= a == axis ? tables_[a].output : sizes[a];
+                size *= a == axis ? outputs : sizes[a];
             }
+            target_.clear();  // nothing has to be kept
             target_.resize(size);
             if (axis == 0) {
-                // Around the first axis everything still lies as in x: in runs of whole rows, or of lanes.
-                const bool whole_rows = last > 0 && (sizes[last] == 1 || strides[last] == lanes);
-                Range around[kMaxSpatialRank];
-                int64_t from[kMaxSpatialRank], to[kMaxSpatialRank];
-                int rank = 0;
-                for (int a = 1; a <= (whole_rows ? last - 1 : last); ++a) {
-                    around[rank] = {0, sizes[a], 1};
-                    from[rank] = strides[a];
-                    to[rank++] = dense[a];
-                }
-                around[rank] = {0, 1, 1};
-                from[rank] = to[rank] = 0;
-                const int64_t run = whole_rows ? sizes[last] * lanes : lanes;
-                for_each_row<2>(around, rank + 1, {from, to}, [&](const int64_t (&start)[2], const int64_t*) {
-                    reduce(axis, x + start[0], strides[0], Lift<R>{reduction_}, target_.data() + start[1], dense[0],
-                           run);
-                });
+                reduce_first(block, sizes, dense, data);
             } else {
-                const int64_t outside = size / (dense[axis] * tables_[axis].output);
+                const int64_t outside = size / (dense[axis] * outputs);
                 for (int64_t i = 0; i < outside; ++i) {
                     reduce(axis, source_.data() + i * sizes[axis] * dense[axis], dense[axis], AsItIs<Accumulator>(),
-                           target_.data() + i * tables_[axis].output * dense[axis], dense[axis], dense[axis]);
+                           target_.data() + i * outputs * dense[axis], dense[axis], dense[axis]);
                 }
             }
-            sizes[axis] = tables_[axis].output;
+            sizes[axis] = outputs;
             std::swap(source_, target_);
         }
-        return source_.data();
+        block_ = block;
     }
 
-private:
+    template <class Data>
+    void reduce_first(int64_t block, const int64_t* sizes, const int64_t* dense, const Data& data) {
+        constexpr int64_t vectors_ahead = 8;
+        const int last = static_cast<int>(tables_.size()) - 1;
+        // Around the first axis everything still lies as in x: in runs of whole rows, or of lanes.
+        Range around[kMaxSpatialRank];
+        int64_t from[kMaxSpatialRank], to[kMaxSpatialRank];
+        int rank = 0;
+        for (int a = 1; a <= (has_whole_rows_ ? last - 1 : last); ++a) {
+            around[rank] = {0, sizes[a], 1};
+            from[rank] = strides_[a];
+            to[rank++] = dense[a];
+        }
+        around[rank] = {0, 1, 1};
+        from[rank] = to[rank] = 0;
+        const int64_t run = has_whole_rows_ ? sizes[last] * lanes_ : lanes_;
+        const int64_t ahead = vectors_ahead * kLanes<Accumulator>;
+        const int64_t elements_ahead = has_whole_rows_ ? ahead : ceil_div(ahead, run) * strides_[last];
+        const auto for_each_run = [&](const T* x, const auto& visit) {
+            for_each_row<2>(around, rank + 1, {from, to}, [&](const int64_t (&start)[2], const int64_t*) {
+                visit(x + start[0], start[1], target_.data() + start[1]);
+            });
+        };
+        const Lift<R> lift{reduction_};
+        if (blocks_ == 0) {
+            return for_each_run(data(0, tables_[0].input), [&](const T* x, int64_t, Accumulator* target) {
+                reduce(0, x, strides_[0], lift, target, dense[0], run);
+            });
+        }
+        const auto reduce_block = [&](int64_t number, bool puts) {
+            const auto [begin, end] = overlapping_[0]->block(number);
+            for_each_run(data(begin, end), [&](const T* x, int64_t place, Accumulator* target) {
+                overlapping_[0]->reduce_run(number, place, x, strides_[0], elements_ahead, lift, run, puts,
+                                            [&](int64_t output, int64_t i, auto sums) {
+                                                store(target + (output - begin_) * dense[0] + i, sums);
+                                            });
+            });
+        };
+        fill_empty(0, begin_, end_, dense[0], target_.data(), dense[0]);
+        if (block > 0 && block_ + 1 != block) reduce_block(block - 1, false);
+        reduce_block(block, true);
+    }
+
+    // Those of the windows begin ... end - 1 that have no data.
+    void fill_empty(int axis, int64_t begin, int64_t end, int64_t run, Accumulator* target, int64_t target_step) const {
+        for (int64_t output = begin; output < end; ++output, target += target_step) {
+            if (tables_[axis].taps[output].count == 0) std::fill_n(target, run, reduction_.identity());
+        }
+    }
+
     // Along one axis: `run` accumulators at every position, strip by strip.
     template <class Take>
     void reduce(int axis, const typename Take::Source* source, int64_t source_step, const Take& take,
                 Accumulator* target, int64_t target_step, int64_t run) {
-        if (overlapping_[axis]) {
-            return overlapping_[axis]->reduce(source, source_step, take, target, target_step, run);
-        }
         const AxisTable& table = tables_[axis];
+        fill_empty(axis, 0, table.output, run, target, target_step);
+        if (overlapping_[axis]) {
+            return overlapping_[axis]->reduce(
+                source, source_step, take, run,
+                [&](int64_t output, int64_t i, auto sums) { store(target + output * target_step + i, sums); });
+        }
         constexpr int64_t strip = 128 / sizeof(Accumulator);
         lifted_.resize(table.input * strip);
         for (int64_t begin = 0; begin < run; begin += strip) {
@@ -258,10 +394,7 @@ private:
             for (int64_t output = 0; output < table.output; ++output) {
                 Accumulator* result = target + output * target_step + begin;
                 const Range& taps = table.taps[output];
-                if (taps.count == 0) {
-                    std::fill(result, result + size, reduction_.identity());
-                    continue;
-                }
+                if (taps.count == 0) continue;
                 pieces_.clear();
                 for (int64_t i = 0; i < taps.count; ++i) {
                     pieces_.push_back(lifted_.data() + (taps.begin + i * taps.step) * size);
@@ -276,6 +409,13 @@ private:
     const std::vector<AxisTable>& tables_;
     const int reduced_axes_;
     std::vector<std::optional<WindowsOf<R>>> overlapping_;
+    int64_t rows_apart_ = 1;  // of windows that follow each other along the first axis
+
+    const int64_t* strides_ = nullptr;
+    int64_t lanes_ = 0;
+    bool has_whole_rows_ = false;      // that follow each other in memory
+    int64_t blocks_ = 0, block_ = -1;  // of the first axis, where they are done one by one; the last one that was
+    int64_t begin_ = 0, end_ = 0;      // the windows of the first axis that are there
     Buffer<Accumulator> source_, target_, lifted_;
     std::vector<const Accumulator*> pieces_;
 };

@@ -44,7 +44,7 @@ private:
           complete_(written_),
           until_(written_),
           streams_(streams),
-          sums_((ceil_div(room, kLine) + 1) * kLine) {}
+          sums_((ceil_div(room, kLine) + 1) * kLine, Accumulator(0)) {}
 
     int64_t room() const { return static_cast<int64_t>(sums_.size()); }
 
@@ -81,7 +81,7 @@ private:
     // More may be complete than there is room for: elements that no window looks at.
     __attribute__((noinline)) void make_room(int64_t used) {
         const int64_t needed = until_ - complete_ + 2 * kLine;
-        if (room() < needed) sums_.resize(2 * ceil_div(needed, kLine) * kLine);
+        if (room() < needed) sums_.resize(2 * ceil_div(needed, kLine) * kLine, Accumulator(0));
         while (until_ - origin_ > room()) {
             if (until_ - written_ + kLine > room()) write_lines(std::min(complete_, origin_ + room()));
             const int64_t moved = written_ / kLine * kLine - origin_;
