@@ -41,8 +41,7 @@ struct Largest : PlainReduction {
             return larger;
         }
 #endif
-        const V larger = larger_of(a, b);  // two selections rather than one condition: no branch
-        return b != b ? b : larger;
+        return larger_or_nan(a, b);
     }
 };
 

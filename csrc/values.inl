@@ -171,6 +171,21 @@ ONNXPOOL_HOST_DEVICE inline V larger_of(V a, V b) {
     return b > a ? b : a;
 }
 
+// The larger one, or NaN if there is one: two selections rather than one condition, which would be a branch.
+template <class V>
+ONNXPOOL_HOST_DEVICE inline V larger_or_nan(V a, V b) {
+    const V larger = larger_of(a, b);  // a, if that is NaN
+#if defined(ONNXPOOL_AVX512)
+    constexpr int second_if_nan = 0x11;  // of quiet and of signalling ones, and the first one of all other numbers
+    if constexpr (sizeof(V) == 64 && std::is_same_v<number_t<V>, float>) {
+        return (V)_mm512_fixupimm_ps((__m512)larger, (__m512)b, _mm512_set1_epi32(second_if_nan), 0);
+    } else if constexpr (sizeof(V) == 64 && std::is_same_v<number_t<V>, double>) {
+        return (V)_mm512_fixupimm_pd((__m512d)larger, (__m512d)b, _mm512_set1_epi64(second_if_nan), 0);
+    }
+#endif
+    return b != b ? b : larger;
+}
+
 // function(x) for every number of x.
 template <class V, class Function>
 ONNXPOOL_HOST_DEVICE inline V for_each_number(V x, const Function& function) {

@@ -43,9 +43,10 @@ inline void for_each_of(const Body& body) {
 template <class T>
 constexpr int kShuffled = std::min<int>(sizeof(T) < 4 ? 16 : 64, ONNXPOOL_VECTOR_BYTES) / sizeof(T);
 
-// runs[r * run_step + i] = source[i * kRuns + r].
+// runs[r * run_step + i] = source[i * kRuns + r], where these do not overlap.
 template <int kRuns, class T>
-__attribute__((noinline)) void take_turns_apart(const T* source, int64_t size, T* runs, int64_t run_step) {
+__attribute__((noinline)) void take_turns_apart(const T* __restrict source, int64_t size, T* __restrict runs,
+                                                int64_t run_step) {
     in_vectors<kShuffled<T>>(size, [&](int64_t i, auto n) {
         for_each_of<kRuns>([&](auto run) {
             T* const target = runs + run * run_step + i;

@@ -88,6 +88,8 @@ public:
         : reduction_(reduction),
           axis_(axis),
           level_count_(table.windows_share ? levels_of(axis.kernel) : 1),
+          takes_phases_together_(sizeof(Accumulator) >= 4 && axis.stride > 1 && axis.stride <= kMostResultPhases &&
+                                 axis.kernel >= axis.stride && axis.dilation == 1 && level_count_ == 1),
           size_(padded_size(axis)),
           capacity_(std::clamp<int64_t>(kRowBufferBytes / sizeof(Accumulator) / (size_ * level_count_), 1,
                                         std::clamp<int64_t>(rows, 1, 8))) {
@@ -108,13 +110,37 @@ public:
 
     int64_t capacity() const { return capacity_; }
 
-    // Where the data of a row go.
+    // Where the data of a row go,
     Accumulator* data(int64_t row) { return padded_.data() + row * size_ + axis_.pad_begin; }
+
+    // or what takes them from here. Rows are all given in the same way.
+    void take(int64_t row, const Accumulator* x) {
+        if (!takes_phases_together_) {
+            std::copy_n(x, axis_.input, data(row));
+            return;
+        }
+        are_in_phases_ = true;
+        const int64_t stride = axis_.stride, places = size_ / stride;
+        const int64_t begin = std::min(ceil_div(axis_.pad_begin, stride), places);
+        const int64_t end = std::clamp((axis_.pad_begin + axis_.input) / stride, begin, places);
+        Accumulator* const target = phases_.data() + row * places;
+        take_phases(x + begin * stride - axis_.pad_begin, end - begin, target + begin);
+        const auto take_single = [&](int64_t place) {  // where not all are data
+            for (int64_t phase = 0; phase < stride; ++phase) {
+                const int64_t i = place * stride + phase - axis_.pad_begin;
+                target[phase * phase_size() + place] = i >= 0 && i < axis_.input ? x[i] : reduction_.identity();
+            }
+        };
+        for (int64_t place = 0; place < begin; ++place) take_single(place);
+        for (int64_t place = end; place < places; ++place) take_single(place);
+    }
 
     // To be called when the first `rows` of them are there,
     void prepare(int64_t rows) {
         build_levels(combiner_of(reduction_), padded_.data(), level_count_, capacity_ * size_, rows * size_,
                      axis_.dilation);
+        if (are_in_phases_) return;
+        if (takes_phases_together_) return take_phases(padded_.data(), rows * (size_ / axis_.stride), phases_.data());
         for (size_t i = 0; i < sources_.size() && axis_.stride > 1; ++i) {
             take_every(axis_.stride, padded_.data() + sources_[i], phases_.data() + i * phase_size(),
                        rows * (size_ / axis_.stride));
@@ -136,6 +162,12 @@ private:
         return ceil_div(std::max(row_reach(axis), axis.pad_begin + axis.input), unit) * unit;
     }
 
+    // All of them, where a row at x has so many places.
+    void take_phases(const Accumulator* x, int64_t places, Accumulator* target) const {
+        with_number<2, kMostResultPhases>(
+            axis_.stride, [&](auto phases) { take_turns_apart<phases>(x, places, target, phase_size()); });
+    }
+
     int64_t phase_size() const { return capacity_ * (size_ / axis_.stride); }
 
     // Positions of neighbouring windows are a stride apart: those of one phase (position modulo stride) are brought
@@ -150,9 +182,11 @@ private:
     const R& reduction_;
     const Axis& axis_;
     const int64_t level_count_;
-    const int64_t size_;       // of a row
-    const int64_t capacity_;   // rows
-    int64_t current_row_ = 0;  // asked for last
+    const bool takes_phases_together_;  // all are needed, in their order
+    bool are_in_phases_ = false;        // what take() was given
+    const int64_t size_;                // of a row
+    const int64_t capacity_;            // rows
+    int64_t current_row_ = 0;           // asked for last
     Buffer<Accumulator> padded_, phases_;
     std::vector<int64_t> sources_;                     // where phases begin in padded_
     std::vector<std::pair<int64_t, int64_t>> places_;  // of pieces: number of the phase, position in it
@@ -197,14 +231,15 @@ public:
 
     // The row at these outer coordinates, the row_index-th of the plane. At least one of its windows has data.
     void add(const int64_t* outer, int64_t row_index) {
-        Accumulator* const target = padded_.data(count_++);
+        const int64_t number = count_++;
         if (is_separable_) {
-            const Accumulator* row = outer_reduction_.row(row_index, [&](int64_t, int64_t) { return x_; });
-            std::copy_n(row, axis_.input, target);
-        } else {
-            for (int a = 0; a < last_; ++a) taps_[a] = tables_[a].taps[outer[a]];
-            combine_rows(target);
+            return padded_.take(number, outer_reduction_.row(row_index, [&](int64_t, int64_t) { return x_; }));
         }
+        if constexpr (std::is_same_v<T, Accumulator> && !is_norm<R>) {
+            if (last_ == 0) return padded_.take(number, x_);
+        }
+        for (int a = 0; a < last_; ++a) taps_[a] = tables_[a].taps[outer[a]];
+        combine_rows(padded_.data(number));
     }
 
     bool is_full() const { return count_ == padded_.capacity(); }
