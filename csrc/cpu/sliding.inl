@@ -252,6 +252,11 @@ public:
         strides_ = strides;
         lanes_ = lanes;
         has_whole_rows_ = tables_[last].input == 1 || strides[last] == lanes;
+        row_pitch_ = tables_[last].input * lanes;
+        if (reduced_axes_ == 1) {  // an odd number of lines: different places in the first cache
+            constexpr int64_t line = 64 / sizeof(Accumulator);
+            row_pitch_ = (ceil_div(row_pitch_, line) | 1) * line;
+        }
         blocks_ = is_by_blocks(lanes) ? overlapping_[0]->blocks() : 0;
         block_ = -1;
         begin_ = end_ = 0;
@@ -264,7 +269,7 @@ public:
     const Accumulator* row(int64_t row_index, const Data& data) {
         const int64_t window = row_index / rows_apart_;
         if (window < begin_ || window >= end_) compute(window, data);
-        return source_.data() + (row_index - begin_ * rows_apart_) * tables_.back().input * lanes_;
+        return source_.data() + (row_index - begin_ * rows_apart_) * row_pitch_;
     }
 
     // The most positions of the first axis that are looked at together, for so many lanes.
@@ -303,6 +308,10 @@ private:
             for (int a = last; a >= 0; --a) {
                 dense[a] = size;
                 size *= a == axis ? outputs : sizes[a];
+            }
+            if (reduced_axes_ == 1) {
+                dense[0] = row_pitch_;
+                size = outputs * row_pitch_;
             }
             target_.clear();  // nothing has to be kept
             target_.resize(size);
@@ -413,6 +422,7 @@ private:
 
     const int64_t* strides_ = nullptr;
     int64_t lanes_ = 0;
+    int64_t row_pitch_ = 0;            // from one row to the next
     bool has_whole_rows_ = false;      // that follow each other in memory
     int64_t blocks_ = 0, block_ = -1;  // of the first axis, where they are done one by one; the last one that was
     int64_t begin_ = 0, end_ = 0;      // the windows of the first axis that are there
