@@ -209,8 +209,7 @@ public:
           rows_in_slice_(rows_of_plane(call.geometry, output_size) / call.geometry.axes[0].output),
           rows_(sum_, coverings_) {}
 
-    // The lanes whose rows come next, all rows of the plane in turn: what their windows send is prepared little by
-    // little.
+    // The lanes whose rows come next, in their order: what windows send is prepared little by little.
     void set_lanes(const T* grad_y, const int64_t* grad_y_strides, const T* y, const int64_t* y_strides,
                    int64_t lanes) {
         grad_y_ = {grad_y, grad_y_strides};
@@ -287,37 +286,38 @@ private:
     Buffer<T> grad_y_lanes_, y_lanes_;
 };
 
-// Channels at a time.
 template <class G>
-int64_t gradient_lanes(const Call& call) {
+ChannelBlocks gradient_blocks(const Call& call) {
     using Sum = GradientSum<typename G::Accumulator>;
     const std::vector<AxisTable> tables = covering_tables(call.geometry);
-    if (!is_separable<Sum>(tables)) return lanes_per_row(call);
-    return lanes_axis_by_axis<typename G::Accumulator>(call, tables);
+    if (is_separable<Sum>(tables)) return ChannelBlocks::axis_by_axis<typename G::Accumulator>(call, tables);
+    return {lanes_per_row(call), tables[0].output, 1};
 }
 
-// Units are blocks of channels of an image.
+// Units are blocks of channels of an image, or parts of them: see ChannelBlocks.
 template <class G>
 void backward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
     using T = typename G::Element;
     const Geometry& geometry = call.geometry;
     LaneGradients<G> gradients(call);
-    const int64_t block = gradient_lanes<G>(call), blocks = ceil_div(geometry.channels, block);
+    const ChannelBlocks blocks = gradient_blocks<G>(call);
     const Operand &x = data_of<G>(call), &y = result_of<G>(call);
     const int64_t x_step = x.strides[1 + geometry.rank], step = call.grad_x.strides[1 + geometry.rank];
-    const bool streams = is_streamed<T>(call, call.grad_x, block);
-    for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t image = unit / blocks, channel = unit % blocks * block;
-        const T* x_plane = plane_at<const T>(x, image, channel);
-        T* grad_x = plane_at<T>(call.grad_x, image, channel);
-        gradients.set_lanes(plane_at<const T>(call.grad_y, image, channel), call.grad_y.strides,
-                            plane_at<const T>(y, image, channel), y.strides,
-                            std::min(block, geometry.channels - channel));
-        for_each_row_of_plane<2>(geometry, input_size, {x.strides + 2, call.grad_x.strides + 2},
-                                 [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[2]) {
-                                     gradients.compute(outer, row, x_plane + offsets[0], x_step, grad_x + offsets[1],
-                                                       step, streams);
-                                 });
+    const bool streams = is_streamed<T>(call, call.grad_x, blocks.lanes);
+    int64_t plane = -1;
+    for (int64_t number = begin; number < end; ++number) {
+        const auto unit = blocks.at(number, geometry);
+        const T* x_plane = plane_at<const T>(x, unit.image, unit.channel);
+        T* grad_x = plane_at<T>(call.grad_x, unit.image, unit.channel);
+        if (unit.plane != std::exchange(plane, unit.plane)) {
+            gradients.set_lanes(plane_at<const T>(call.grad_y, unit.image, unit.channel), call.grad_y.strides,
+                                plane_at<const T>(y, unit.image, unit.channel), y.strides, unit.lanes);
+        }
+        for_each_row_of_slices<2>(geometry, input_size, unit.positions, {x.strides + 2, call.grad_x.strides + 2},
+                                  [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[2]) {
+                                      gradients.compute(outer, row, x_plane + offsets[0], x_step, grad_x + offsets[1],
+                                                        step, streams);
+                                  });
     }
     finish_streaming(streams);
 }

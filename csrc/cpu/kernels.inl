@@ -138,9 +138,10 @@ Task plan_window(const Call& call) {
             if constexpr (!R::kInOrder && !is_keyed<R>) {
                 const std::vector<AxisTable> tables = axis_tables(call);
                 if (is_separable<R>(tables)) {
-                    const int64_t lanes = lanes_axis_by_axis<typename R::Accumulator>(call, tables);
-                    return {forward_channel_blocks<R>, geometry.batch * ceil_div(geometry.channels, lanes),
-                            plane_elements(call) * static_cast<double>(lanes)};
+                    const auto blocks = ChannelBlocks::axis_by_axis<typename R::Accumulator>(call, tables);
+                    return {
+                        forward_channel_blocks<R>, blocks.units(geometry),
+                        plane_elements(call) * static_cast<double>(blocks.lanes) / static_cast<double>(blocks.parts)};
                 }
             }
             task.run = forward_channels<R>;
@@ -274,7 +275,7 @@ Task plan_sum_gradient(const Call& call) {
         if (spans_plane(geometry)) {
             return task(backward_plane_lanes<G>, geometry.batch * rows_of_plane(geometry, input_size));
         }
-        return task(backward_channel_blocks<G>, geometry.batch * ceil_div(geometry.channels, gradient_lanes<G>(call)));
+        return task(backward_channel_blocks<G>, gradient_blocks<G>(call).units(geometry));
     }
     const Axis spread = spread_axis(last);
     const bool has_long_rows = spread.pad_begin >= 0 && row_reach(spread) <= 2 * (spread.input + spread.output) + 64 &&

@@ -468,19 +468,47 @@ private:
     std::vector<std::pair<int64_t, int64_t>> out_of_range_;  // outputs and lanes
 };
 
-// Channels at a time where axes are reduced one after the other: whole planes of them, or blocks of the first axis, had
-// better stay in the caches.
-template <class A>
-int64_t lanes_axis_by_axis(const Call& call, const std::vector<AxisTable>& tables) {
-    const int64_t most = lanes_per_block(call);
-    int64_t row = 1;
-    for (size_t a = 1; a < tables.size(); ++a) row *= tables[a].input;
-    constexpr int64_t line = 64 / sizeof(A);
-    for (int64_t lanes = most; lanes >= line; lanes = lanes / 2 / line * line) {
-        if (is_reduced_by_blocks<A>(tables[0], row * lanes)) return lanes;
+// Units of work where channels are next to each other: some channels of an image, and results at some positions of the
+// first axis.
+struct ChannelBlocks {
+    int64_t lanes;      // channels at a time
+    int64_t positions;  // of the first axis,
+    int64_t parts;      // and how many parts these are done in
+
+    struct Unit {
+        int64_t plane;  // the number of these channels
+        int64_t image, channel, lanes;
+        Range positions;
+    };
+
+    int64_t blocks(const Geometry& geometry) const { return ceil_div(geometry.channels, lanes); }
+    int64_t units(const Geometry& geometry) const { return geometry.batch * blocks(geometry) * parts; }
+
+    Unit at(int64_t unit, const Geometry& geometry) const {
+        const int64_t plane = quotient(unit, parts), part = unit - plane * parts;
+        const int64_t image = quotient(plane, blocks(geometry)), channel = (plane - image * blocks(geometry)) * lanes;
+        const int64_t begin = quotient(positions * part, parts), end = quotient(positions * (part + 1), parts);
+        return {plane, image, channel, std::min(lanes, geometry.channels - channel), {begin, end - begin, 1}};
     }
-    return most;
-}
+
+    // Where axes are reduced one after the other, whole planes of channels had better stay in the caches, or blocks of
+    // the first axis. With these, parts of a plane have little to do with each other: all need one block more, unless
+    // they follow each other.
+    template <class A>
+    static ChannelBlocks axis_by_axis(const Call& call, const std::vector<AxisTable>& tables) {
+        constexpr int64_t line = 64 / sizeof(A), most_parts = 32;
+        const AxisTable& first = tables[0];
+        const int64_t most = lanes_per_block(call);
+        int64_t row = 1;
+        for (size_t a = 1; a < tables.size(); ++a) row *= tables[a].input;
+        int64_t lanes = most;
+        while (lanes >= line && !is_reduced_by_blocks<A>(first, row * lanes)) lanes = lanes / 2 / line * line;
+        if (lanes < line) lanes = most;
+        const bool by_blocks = is_reduced_by_blocks<A>(first, row * lanes);
+        const int64_t parts = by_blocks ? std::clamp<int64_t>(first.output / most_taps(first), 1, most_parts) : 1;
+        return {lanes, first.output, parts};
+    }
+};
 
 // Where results go that belong to the plane at this image and channel.
 template <class R>
@@ -498,7 +526,7 @@ LaneRows<R> rows_of_windows(const R& reduction, const Call& call) {
     return LaneRows<R>(reduction, axis_tables(call), position_strides<R>(call));
 }
 
-// Units are blocks of channels of an image.
+// Units are blocks of channels of an image, or parts of them: see ChannelBlocks.
 template <class R>
 void forward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
     using T = typename R::Element;
@@ -506,19 +534,20 @@ void forward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
     const Geometry& geometry = call.geometry;
     const int64_t y_step = call.y.strides[1 + geometry.rank];
     LaneRows<R> rows = rows_of_windows(reduction, call);
-    const int64_t block = lanes_axis_by_axis<typename R::Accumulator>(call, axis_tables(call));
-    const int64_t blocks = ceil_div(geometry.channels, block);
-    const bool streams = is_streamed<T>(call, call.y, block);
-    for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t image = unit / blocks, channel = unit % blocks * block;
-        const T* x = plane_at<const T>(call.x, image, channel);
-        T* y = plane_at<T>(call.y, image, channel);
-        rows.set_lanes(x, call.x.strides + 2, std::min(block, geometry.channels - channel));
-        for_each_row_of_plane<1>(
-            geometry, output_size, {call.y.strides + 2},
+    const auto blocks = ChannelBlocks::axis_by_axis<typename R::Accumulator>(call, axis_tables(call));
+    const bool streams = is_streamed<T>(call, call.y, blocks.lanes);
+    int64_t plane = -1;
+    for (int64_t number = begin; number < end; ++number) {
+        const auto unit = blocks.at(number, geometry);
+        const T* x = plane_at<const T>(call.x, unit.image, unit.channel);
+        T* y = plane_at<T>(call.y, unit.image, unit.channel);
+        if (unit.plane != std::exchange(plane, unit.plane)) rows.set_lanes(x, call.x.strides + 2, unit.lanes);
+        for_each_row_of_slices<1>(
+            geometry, output_size, unit.positions, {call.y.strides + 2},
             [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[1]) {
                 T* y_row = y + offsets[0];
-                rows.compute(outer, row, results_of(reduction, call, y_row, y_step, nullptr, image, channel, streams));
+                rows.compute(outer, row,
+                             results_of(reduction, call, y_row, y_step, nullptr, unit.image, unit.channel, streams));
                 if constexpr (may_leave_range<R>) {
                     rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
                         y_row[output * y_step + lane] = rescaled_norm<T>(call, taps, x + lane);

@@ -235,7 +235,7 @@ public:
         if (is_separable_) {
             return padded_.take(number, outer_reduction_.row(row_index, [&](int64_t, int64_t) { return x_; }));
         }
-        if constexpr (std::is_same_v<T, Accumulator> && !is_norm<R>) {
+        if constexpr (lifts_nothing<R>) {
             if (last_ == 0) return padded_.take(number, x_);
         }
         for (int a = 0; a < last_; ++a) taps_[a] = tables_[a].taps[outer[a]];

@@ -304,6 +304,11 @@ constexpr bool is_dear = false;
 template <class T>
 constexpr bool is_dear<LpNorm<T, 0>> = true;
 
+// Whether elements are accumulators as they are.
+template <class R>
+constexpr bool lifts_nothing = std::is_floating_point_v<typename R::Element> &&
+                               std::is_same_v<typename R::Element, typename R::Accumulator> && !is_norm<R>;
+
 // Sharing has to save more than it costs: the taps of all results, and the most that one of them has. The same for all
 // reductions and layouts, since the order of additions depends on it.
 inline bool sharing_pays(double taps, int64_t most, int64_t input, int64_t output) {
@@ -413,17 +418,28 @@ inline std::vector<AxisTable> axis_tables(const Call& call) {
     return tables;
 }
 
-// Visits the rows of a plane with these sizes: row(outer coordinates, number of the row, its offset in each layout).
+// Visits the rows of a plane with these sizes, at some positions of the first axis, unless that is the last one, too:
+// row(outer coordinates, number of the row, its offset in each layout).
 template <int kLayouts, class Size, class Row>
-inline void for_each_row_of_plane(const Geometry& geometry, Size size_of_axis,
-                                  const int64_t* const (&strides)[kLayouts], const Row& row) {
+inline void for_each_row_of_slices(const Geometry& geometry, Size size_of_axis, const Range& slices,
+                                   const int64_t* const (&strides)[kLayouts], const Row& row) {
     Range all[kMaxSpatialRank];
-    for (int a = 0; a + 1 < geometry.rank; ++a) all[a] = {0, size_of_axis(geometry.axes[a]), 1};
+    int64_t rows = 1;  // in a slice
+    for (int a = 0; a + 1 < geometry.rank; ++a) {
+        all[a] = a == 0 ? slices : Range{0, size_of_axis(geometry.axes[a]), 1};
+        if (a > 0) rows *= all[a].count;
+    }
     all[geometry.rank - 1] = {0, 1, 1};
-    int64_t number = 0;
+    int64_t number = slices.begin * rows;
     for_each_row<kLayouts>(all, geometry.rank, strides, [&](const int64_t (&offsets)[kLayouts], const int64_t* outer) {
         row(outer, number++, offsets);
     });
+}
+
+template <int kLayouts, class Size, class Row>
+inline void for_each_row_of_plane(const Geometry& geometry, Size size_of_axis,
+                                  const int64_t* const (&strides)[kLayouts], const Row& row) {
+    for_each_row_of_slices<kLayouts>(geometry, size_of_axis, {0, size_of_axis(geometry.axes[0]), 1}, strides, row);
 }
 
 // Along the last axis, which elements results are made of. Where a stride lies between the elements of neighbouring
