@@ -499,12 +499,10 @@ struct ChannelBlocks {
         constexpr int64_t line = 64 / sizeof(A), most_parts = 32;
         const AxisTable& first = tables[0];
         const int64_t most = lanes_per_block(call);
-        int64_t row = 1;
-        for (size_t a = 1; a < tables.size(); ++a) row *= tables[a].input;
         int64_t lanes = most;
-        while (lanes >= line && !is_reduced_by_blocks<A>(first, row * lanes)) lanes = lanes / 2 / line * line;
+        while (lanes >= line && !is_reduced_by_blocks<A>(tables, lanes)) lanes = lanes / 2 / line * line;
         if (lanes < line) lanes = most;
-        const bool by_blocks = is_reduced_by_blocks<A>(first, row * lanes);
+        const bool by_blocks = is_reduced_by_blocks<A>(tables, lanes);
         const int64_t parts = by_blocks ? std::clamp<int64_t>(first.output / most_taps(first), 1, most_parts) : 1;
         return {lanes, first.output, parts};
     }
@@ -533,8 +531,9 @@ void forward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
     const R reduction(call.parameters);
     const Geometry& geometry = call.geometry;
     const int64_t y_step = call.y.strides[1 + geometry.rank];
-    LaneRows<R> rows = rows_of_windows(reduction, call);
-    const auto blocks = ChannelBlocks::axis_by_axis<typename R::Accumulator>(call, axis_tables(call));
+    const std::vector<AxisTable> tables = axis_tables(call);
+    LaneRows<R> rows(reduction, tables);
+    const auto blocks = ChannelBlocks::axis_by_axis<typename R::Accumulator>(call, tables);
     const bool streams = is_streamed<T>(call, call.y, blocks.lanes);
     int64_t plane = -1;
     for (int64_t number = begin; number < end; ++number) {

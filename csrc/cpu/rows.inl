@@ -23,16 +23,12 @@ __attribute__((noinline)) void take_every(const A* source, A* target, int64_t si
 // The same for any step.
 template <class A>
 void take_every(int64_t step, const A* source, A* target, int64_t size) {
-    if (step == 2) return take_every<2>(source, target, size);
-    if constexpr (sizeof(A) >= 4) {  // processors move smaller numbers through vectors slowly
-        if (step == 3) return take_every<3>(source, target, size);
-        if (step == 4) return take_every<4>(source, target, size);
-        if (step == 5) return take_every<5>(source, target, size);
-        if (step == 6) return take_every<6>(source, target, size);
-        if (step == 7) return take_every<7>(source, target, size);
-        if (step == 8) return take_every<8>(source, target, size);
+    constexpr int most = sizeof(A) >= 4 ? 8 : 2;  // processors move smaller numbers through vectors slowly
+    if (step <= most) {
+        with_number<2, most>(step, [&](auto known) { take_every<known>(source, target, size); });
+    } else {
+        for (int64_t i = 0; i < size; ++i) target[i] = source[i * step];
     }
-    for (int64_t i = 0; i < size; ++i) target[i] = source[i * step];
 }
 
 // How many powers of two there are up to `taps`.

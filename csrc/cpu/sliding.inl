@@ -2,33 +2,34 @@
 // Large windows: axes are reduced one after the other, and what windows along an axis have in common is combined once.
 // Nothing is ever subtracted, and sums of many taps err less than one after the other.
 
-// Whether axes are reduced one after the other, rather than all outer ones at once.
-template <class R>
-bool is_separable(const std::vector<AxisTable>& tables) {
-    if (R::kInOrder || is_keyed<R>) return false;
-    double taps = 1;
-    for (size_t a = 0; a + 1 < tables.size(); ++a) {
-        int64_t most = 0;
-        for (const Range& range : tables[a].taps) most = std::max(most, range.count);
-        taps *= static_cast<double>(most);
-        if (tables[a].windows_share) return true;
-    }
-    return tables.size() > 2 && taps > 32;
-}
-
 inline int64_t most_taps(const AxisTable& table) {
     int64_t most = 0;
     for (const Range& taps : table.taps) most = std::max(most, taps.count);
     return most;
 }
 
-// Whether the first axis of a large plane, with this many accumulators at each of its positions, is reduced block by
-// block (see below), so that what is made of a block is looked at while it is in the caches, the last ones at least.
-// Where taps are apart, windows that follow each other are not complete with the same block.
+// Whether axes are reduced one after the other, rather than all outer ones at once.
+template <class R>
+bool is_separable(const std::vector<AxisTable>& tables) {
+    if (R::kInOrder || is_keyed<R>) return false;
+    double taps = 1;
+    for (size_t a = 0; a + 1 < tables.size(); ++a) {
+        taps *= static_cast<double>(most_taps(tables[a]));
+        if (tables[a].windows_share) return true;
+    }
+    return tables.size() > 2 && taps > 32;
+}
+
+// Whether the first axis of a large plane, with this many lanes of accumulators, is reduced block by block (see below),
+// so that what is made of a block is looked at while it is in the caches, the last ones at least. Where taps are apart,
+// windows that follow each other are not complete with the same block.
 template <class A>
-bool is_reduced_by_blocks(const AxisTable& axis, int64_t slice) {
+bool is_reduced_by_blocks(const std::vector<AxisTable>& tables, int64_t lanes) {
     const int64_t large = 64 * ONNXPOOL_SEGMENT;
     constexpr int64_t most = (1 << 24) / sizeof(A);
+    const AxisTable& axis = tables[0];
+    int64_t slice = lanes;  // accumulators at each position
+    for (size_t a = 1; a < tables.size(); ++a) slice *= tables[a].input;
     return axis.windows_share && axis.step == 1 && slice * axis.output > large && 2 * most_taps(axis) * slice <= most;
 }
 
@@ -257,7 +258,7 @@ public:
             constexpr int64_t line = 64 / sizeof(Accumulator);
             row_pitch_ = (ceil_div(row_pitch_, line) | 1) * line;
         }
-        blocks_ = is_by_blocks(lanes) ? overlapping_[0]->blocks() : 0;
+        blocks_ = is_reduced_by_blocks<Accumulator>(tables_, lanes) ? overlapping_[0]->blocks() : 0;
         block_ = -1;
         begin_ = end_ = 0;
     }
@@ -274,15 +275,10 @@ public:
 
     // The most positions of the first axis that are looked at together, for so many lanes.
     int64_t positions_together(int64_t lanes) const {
-        return is_by_blocks(lanes) ? overlapping_[0]->block_size() : tables_[0].input;
+        return is_reduced_by_blocks<Accumulator>(tables_, lanes) ? overlapping_[0]->block_size() : tables_[0].input;
     }
 
 private:
-    bool is_by_blocks(int64_t lanes) const {
-        for (size_t a = 1; a < tables_.size(); ++a) lanes *= tables_[a].input;
-        return is_reduced_by_blocks<Accumulator>(tables_[0], lanes);
-    }
-
     int64_t windows_end(int64_t block) const {
         return block + 1 < blocks_ ? overlapping_[0]->windows_end(block) : tables_[0].output;
     }
