@@ -137,6 +137,11 @@ WINDOWS = [
     ("whole plane", (2, 3, 5, 4), dict(kernel_shape=[5, 4])),
     ("size one", (1, 1, 1, 1), dict(kernel_shape=[1, 1])),
     ("size one axes", (1, 3, 1, 5), dict(kernel_shape=[1, 2], strides=[2, 2])),
+    ("axes of one element", (2, 3, 1, 9, 1), dict(kernel_shape=[1, 3, 1], strides=[2, 2, 1])),
+    ("padded axis of one element", (2, 3, 1, 6), dict(kernel_shape=[3, 2], pads=[1, 0, 1, 1])),
+    ("only the last axis pooled", (2, 3, 2, 3, 18), dict(kernel_shape=[1, 1, 18])),
+    ("only the first axis pooled", (2, 3, 9, 17), dict(kernel_shape=[3, 1], strides=[2, 1], pads=[1, 0, 1, 0])),
+    ("many narrow rows", (1, 2, 70, 3), dict(kernel_shape=[3, 3], pads=[1, 1, 1, 1])),
     ("batch 0", (0, 3, 5, 5), dict(kernel_shape=[2, 2])),
     ("batch 0 of long rows", (0, 3, 20000), dict(kernel_shape=[3])),
     ("many channels", (2, 70, 5, 5), dict(kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])),
@@ -192,6 +197,7 @@ COUNT_INCLUDE_PAD = [
     "2d", "pads", "asymmetric pads", "pads and dilations", "dilation steps over input", "large pads", "empty windows",
     "only empty windows at one side", "ceil overhang", "ceil pads", "ceil drops window", "ceil 3d",
     "partial window above input", "same upper strides", "same lower dilations", "valid ceil", "many channels",
+    "padded axis of one element",
 ]  # fmt: skip
 
 # Where the order of p's branches, empty windows and odd powers of signed data matter.

@@ -146,6 +146,8 @@ private:
                                       random_.between(1, random_.once_in(4) ? 16 : 3), random_.between(1, 3),
                                       random_.between(0, 2), random_.between(0, 2)};
                 if (is_global) attributes.axes[a] = {shape.back(), 1, 1, 0, 0};
+                if (random_.once_in(6)) attributes.axes[a] = {1, 1, 1, 0, 0};
+                if (random_.once_in(12)) shape.back() = 1;
             }
             try {
                 geometry_ = resolve_geometry(attributes, {shape.data(), static_cast<int64_t>(shape.size())});
@@ -245,19 +247,22 @@ private:
             call.index_strides = flat.operand().strides;
             call.indices = outcome.indices.operand();
         }
+        const bool folds = layout != Layout::kWithGaps;
         describe(name + " forward", layout, sizeof(T));
-        run(plan_forward_of<R>(call), call);
+        run(plan_forward_of<R>, call, folds);
         call.grad_y = grad_y.operand();
         call.grad_x = outcome.grad_x.operand();
         describe(name + " backward", layout, sizeof(T));
-        const Task backward = plan_backward_of<R>(call);
-        outcome.has_gradient = backward.run != nullptr;
-        if (outcome.has_gradient) run(backward, call);
+        outcome.has_gradient = run(plan_backward_of<R>, call, folds);
         return outcome;
     }
 
-    // As two threads would, in any order.
-    void run(const Task& task, const Call& call) {
+    // As two threads would, in any order. Whether there is a kernel.
+    bool run(Plan plan, const Call& whole, bool folds) {
+        const FoldedCall folded(whole);
+        const Call& call = folds ? folded.call() : whole;
+        const Task task = plan(call);
+        if (!task.run) return false;
         const int64_t middle = random_.between(0, task.units);
         if (random_.once_in(2)) {
             task.run(call, 0, middle);
@@ -266,6 +271,7 @@ private:
             task.run(call, middle, task.units);
             task.run(call, 0, middle);
         }
+        return true;
     }
 
     template <class T>

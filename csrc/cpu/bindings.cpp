@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "folded_call.h"
 #include "kernels.h"
 #include "unpool.h"
 
@@ -12,7 +13,10 @@ namespace {
 
 constexpr double kElementsPerThread = 32768;  // with less work, a thread costs more than it brings
 
-bool run(const cpu::Task& task, const Call& call) {
+bool run(decltype(cpu::plan_forward) plan, Reduction reduction, ElementType type, const Call& whole) {
+    const cpu::FoldedCall folded(whole);
+    const Call& call = folded.call();
+    const cpu::Task task = plan(reduction, type, call);
     if (!task.run) return false;
     const auto units_per_thread = 1 + static_cast<int64_t>(kElementsPerThread / task.elements_per_unit);
     parallel_for(task.units, units_per_thread, [&](int64_t begin, int64_t end) { task.run(call, begin, end); });
@@ -24,11 +28,11 @@ bool run(const cpu::Task& task, const Call& call) {
 const bool kNeedsLines = true;
 
 bool forward(Reduction reduction, ElementType type, const Call& call, const Tensor&) {
-    return run(cpu::plan_forward(reduction, type, call), call);
+    return run(cpu::plan_forward, reduction, type, call);
 }
 
 bool backward(Reduction reduction, ElementType type, const Call& call, const Tensor&) {
-    return run(cpu::plan_backward(reduction, type, call), call);
+    return run(cpu::plan_backward, reduction, type, call);
 }
 
 std::optional<int64_t> unpool(const Unpooling& call, const Tensor&) {

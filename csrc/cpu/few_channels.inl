@@ -142,15 +142,16 @@ void run_few_channels(const Call& call, int64_t begin, int64_t end) {
 // Whether that takes less time. Maxima send their gradients to single elements anyway.
 template <class R, bool kGradient>
 bool are_channels_worth_splitting(const Call& call) {
-    constexpr int64_t very_few = 3, short_row = 96;
+    constexpr int64_t very_few = 3, few = 5, short_row = 96;
     const Geometry& geometry = call.geometry;
     const Axis& last = geometry.axes[geometry.rank - 1];
     if (kGradient && R::kIndexed) return false;
     if (spans_plane(geometry)) return geometry.channels <= very_few;
     if (R::kIndexed || R::kInOrder || sharing_pays_for_windows(last)) return true;
     if (geometry.channels * last.output * last.stride < short_row) return true;
+    if (kGradient && geometry.channels <= few) return true;
     // With stride 1, what neighbouring windows are made of is one run of memory.
-    return geometry.channels <= very_few && geometry.rank <= 2 && (kGradient || last.stride > 1);
+    return geometry.channels <= very_few && geometry.rank <= 2 && last.stride > 1;
 }
 
 // Null where there are many channels, those of an image lie in another way, or it is a segment already.

@@ -211,11 +211,8 @@ void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
     const Geometry& geometry = call.geometry;
     const std::vector<AxisTable> tables = axis_tables(call);
     const RowsOfWindows<ComparedMax<T>> windows(call);
-    const int64_t all_rows = windows.all, together = windows.together;
     const int64_t outputs = tables.back().output;
     const bool has_empty = has_empty_window(tables);
-    const bool groups_follow =
-        is_contiguous(geometry, call.y, output_size) && is_contiguous(geometry, call.indices, output_size);
 
     Geometry rows_alone = geometry;
     for (int a = 0; a + 1 < geometry.rank; ++a) {
@@ -227,17 +224,18 @@ void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
     alone.index_strides = call.index_strides;
     alone.first_index = call.first_index;
     FlatMaxima<T> rows(reduction, call, tables, alone, windows.along, RowsOfWindows<ComparedMax<T>>(alone).together);
-    rows.start(begin * together);
+    rows.start(windows.group(begin).first);
 
     constexpr int64_t room = kLanes<typename FlatMaxima<T>::Accumulator>;
-    Buffer<T> last_y(together * outputs + room);
+    Buffer<T> last_y(windows.together * outputs + room);
     Buffer<int64_t> last_indices(last_y.size());
     for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t first = unit * together, count = std::min(together, all_rows - first), size = count * outputs;
+        const auto group = windows.group(unit);
+        const int64_t first = group.first, count = group.rows, size = count * outputs;
         RowPosition position(call, first, output_size);
         T* const y = row_of<T>(call.y, position, geometry.rank);
         int64_t* const indices = row_of<int64_t>(call.indices, position, geometry.rank);
-        if (groups_follow && (std::min(end * together, all_rows) - first - count) * outputs >= room) {
+        if (windows.room_behind(group, end) * outputs >= room) {
             rows.compute(first, count, y, indices);
         } else {
             rows.compute(first, count, last_y.data(), last_indices.data());

@@ -21,7 +21,11 @@ public:
           results_follow_(along.results_follow()),
           is_one_run_(results_follow_ || result_phases_ > kMostPhases),
           asks_at_once_(along.columns * static_cast<int64_t>(sizeof(T)) < kLeastBytesAskedFor),
-          rows_(call.geometry, output_size, tables, call.x.strides + 2, along.elements_follow()) {
+          rows_(call.geometry, output_size, tables, call.x.strides + 2, along.elements_follow()),
+          planes_are_one_run_(along.elements_follow() && rows_.rows.size() == 1 && rows_.most_taps == 1 &&
+                              rows_of_plane(call.geometry, input_size) == 1 &&
+                              is_contiguous(call.geometry, call.x, input_size)),
+          is_vector_by_row_(columns_ <= kCount && 2 * vectors_of_runs() > static_cast<int64_t>(rows_.rows.size())) {
         prepare_taps(along, most_rows);
         prepare_shares(is_in_memory && has_dense_planes(call.geometry, call.x, input_size) &&
                        !(kForeseesRuns && call.geometry.rank == 1));
@@ -85,6 +89,15 @@ protected:
     using Lanes = LanesOf<V>;
     using Row = RowTaps::Row;
 
+    // That a plane's runs of rows take.
+    int64_t vectors_of_runs() const {
+        int64_t vectors = 0;
+        for (size_t row = 0; row < rows_.rows.size(); row += rows_.rows[row].together) {
+            vectors += ceil_div(rows_.rows[row].together * columns_, kCount);
+        }
+        return vectors;
+    }
+
     void prepare_taps(const AlongRow& along, int64_t most_rows) {
         int64_t longest = 0;
         for (const AlongRow::Tap& tap : along.taps) {
@@ -137,12 +150,13 @@ protected:
     void read(int64_t first, int64_t count, int64_t begin, int64_t end) {
         const auto plane_rows = static_cast<int64_t>(rows_.rows.size());
         int64_t plane = first / plane_rows, row = first % plane_rows, target = 0;
+        if (planes_are_one_run_) return read_run(first, count);
         for (; count > 0; ++plane, row = 0) {
             const T* x = plane_at<const T>(call_.x, plane / call_.geometry.channels, plane % call_.geometry.channels);
             const int64_t rows = std::min(plane_rows - row, count);
             const Row *const row_begin = rows_.rows.data() + row, *const row_end = row_begin + rows;
             if (begin == 0 && asks_at_once_) ask_for_next(x, row_begin, row_end);
-            if (columns_ <= kCount) {
+            if (is_vector_by_row_) {
                 phases_ == 1 ? combine_short_rows<1, 1>(x, row_begin, row_end, begin, end, target)
                              : combine_short_rows<2, 1>(x, row_begin, row_end, begin, end, target);
             } else if (columns_ <= 2 * kCount && !rows_.any_run) {
@@ -157,14 +171,29 @@ protected:
         }
     }
 
+    // The same where each row has one tap, and all of them are one run.
+    void read_run(int64_t first, int64_t count) {
+        constexpr int64_t bytes = 2048;  // that are asked for at a time
+        const int64_t together = std::max<int64_t>(1, bytes / static_cast<int64_t>(sizeof(T)) / columns_);
+        const int64_t* const tap = rows_.offsets.data();
+        const T* x = static_cast<const T*>(call_.x.data) + first * columns_;
+        for (int64_t row = 0; row < count; row += together) {
+            const int64_t size = std::min(together, count - row) * columns_;
+            if (shares_.back() > 0) prefetch_ahead(x, size);
+            phases_ == 1 ? combine_run<1>(x, tap, tap + 1, size, row * pitch_)
+                         : combine_run<2>(x, tap, tap + 1, size, row * pitch_);
+            x += size;
+        }
+    }
+
     // The taps of a row that are asked for.
     Row limited(const Row& row, int64_t begin, int64_t end) const {
         return {row.begin + begin, R::kInOrder ? std::min(row.begin + end, row.end) : row.end, row.together};
     }
 
-    // Rows that fit into one vector, which costs less than finding out which of them are one run, or into two, where
-    // none are. What is stored beyond a row's end is overwritten by the next one. This loop and the next ones are
-    // functions of their own: inlined, they run out of registers for addresses.
+    // Rows that fit into one vector, which costs less than finding out which of them are one run unless these are long,
+    // or into two, where none are. What is stored beyond a row's end is overwritten by the next one. This loop and the
+    // next ones are functions of their own: inlined, they run out of registers for addresses.
     template <int kPhases, int kVectors>
     __attribute__((noinline)) void combine_short_rows(const T* plane, const Row* row, const Row* row_end, int64_t begin,
                                                       int64_t end, int64_t target) const {
@@ -295,23 +324,32 @@ protected:
     template <bool kGoesOn, class Put>
     void combine_along(int64_t begin, int64_t end, const Put& put) const {
         if constexpr (kGoesOn) {
-            combine_phases<true, 1>(begin, end, put);
-        } else if (result_phases_ == 1) {
-            combine_phases<false, 1>(begin, end, put);
+            combine_phases<true, 1, 0>(begin, end, put);
+        } else if (result_phases_ == 2) {
+            combine_phases<false, 2, 0>(begin, end, put);
         } else {
-            combine_phases<false, 2>(begin, end, put);
+            with_known_taps(static_cast<int64_t>(sources_.size()),
+                            [&](auto taps) { combine_phases<false, 1, taps>(begin, end, put); });
         }
     }
 
-    // Adds what some vectors take of these taps.
+    // body(taps), as a type where most windows have so many, or 0.
+    template <class Body>
+    __attribute__((always_inline)) static void with_known_taps(int64_t taps, const Body& body) {
+        if (taps == 2) return body(std::integral_constant<int, 2>());
+        if (taps == 3) return body(std::integral_constant<int, 3>());
+        body(std::integral_constant<int, 0>());
+    }
+
+    // Adds what some vectors take of these of all taps, whose sources are given.
     template <int kVectors>
     __attribute__((always_inline)) void combine_taps_at(V (&sums)[kVectors], int64_t place,
-                                                        const int64_t (&columns)[kVectors], int64_t tap,
+                                                        const int64_t (&columns)[kVectors],
+                                                        const Accumulator* const* sources, int64_t taps, int64_t tap,
                                                         int64_t last) const {
-        const auto taps = static_cast<int64_t>(sources_.size());
         const Lanes* const lanes = lanes_.data();
         for (; tap < last; ++tap) {
-            const Accumulator* const source = sources_[tap] + place;
+            const Accumulator* const source = sources[tap] + place;
             for (int v = 0; v < kVectors; ++v) {
                 const V taken = load<kCount>(source + v * kCount);
                 sums[v] = where(lanes[columns[v] * taps + tap], reduction_.combine(sums[v], taken), sums[v]);
@@ -322,13 +360,14 @@ protected:
     // Of more phases than that: one after the other, before they take turns.
     void combine_phases_apart(int64_t places) {
         const int64_t size = places + kMostVectors * kCount, all = result_phases_ * places;
+        const auto taps = static_cast<int64_t>(sources_.size());
         phase_sums_.resize(std::max<size_t>(phase_sums_.size(), result_phases_ * size));
         sums_.resize(std::max<size_t>(sums_.size(), all));
         for_each_vector(0, all, [&](auto count, int64_t place, int64_t, const auto& columns) {
             for (int64_t phase = 0, tap = 0; phase < result_phases_; ++phase) {
                 V sums[count];
                 for (V& sum : sums) sum = filled<V>(reduction_.identity());
-                combine_taps_at(sums, place, columns, tap, tap + taps_of_phase_[phase]);
+                combine_taps_at(sums, place, columns, sources_.data(), taps, tap, tap + taps_of_phase_[phase]);
                 tap += taps_of_phase_[phase];
                 Accumulator* const target = phase_sums_.data() + phase * size + place;
                 for (int v = 0; v < count; ++v) store(target + v * kCount, sums[v]);
@@ -338,11 +377,14 @@ protected:
             result_phases_, [&](auto phases) { take_turns<phases>(phase_sums_.data(), size, places, sums_.data()); });
     }
 
-    template <bool kGoesOn, int kPhases, class Put>
+    template <bool kGoesOn, int kPhases, int kTaps, class Put>
     __attribute__((noinline)) void combine_phases(int64_t begin, int64_t end, const Put put) const {
-        static_assert(!kGoesOn || kPhases == 1);
-        const auto taps = static_cast<int64_t>(sources_.size());
-        const int64_t ends[] = {kPhases == 1 ? taps : taps_of_phase_[0]};
+        static_assert(kPhases == 1 || (!kGoesOn && kTaps == 0));
+        const Accumulator* kept[kTaps + 1];  // in registers
+        std::copy_n(sources_.begin(), kTaps, kept);
+        const Accumulator* const* const sources = kTaps > 0 ? kept : sources_.data();
+        const int64_t taps = kTaps > 0 ? kTaps : static_cast<int64_t>(sources_.size());
+        const int64_t first_end = kPhases == 1 ? taps : taps_of_phase_[0];
         for_each_vector(begin, end, [&](auto count, int64_t place, int64_t output, const auto& columns) {
             V sums[kPhases][count];
             const auto combine = [&](V(&sum)[count], int64_t tap, int64_t last) {
@@ -350,10 +392,10 @@ protected:
                     sum[v] =
                         kGoesOn ? load<kCount>(sums_.data() + output + v * kCount) : filled<V>(reduction_.identity());
                 }
-                combine_taps_at(sum, place, columns, tap, last);
+                combine_taps_at(sum, place, columns, sources, taps, tap, last);
             };
-            combine(sums[0], 0, ends[0]);
-            if constexpr (kPhases == 2) combine(sums[1], ends[0], taps);
+            combine(sums[0], 0, first_end);
+            if constexpr (kPhases == 2) combine(sums[1], first_end, taps);
             for (int v = 0; v < count; ++v) {
                 if constexpr (kPhases == 1) {
                     put(output + v * kCount, sums[0][v]);
@@ -374,7 +416,9 @@ protected:
     const bool is_one_run_;      // vectors go on from one row to the next
     const bool asks_at_once_;    // for what comes after all rows of a group, rather than after each
     const RowTaps rows_;
-    std::vector<int64_t> shares_;  // before each row: of a plane's elements, how many are asked for until then
+    const bool planes_are_one_run_;  // of one row each
+    const bool is_vector_by_row_;    // each row takes one
+    std::vector<int64_t> shares_;    // before each row: of a plane's elements, how many are asked for until then
     Accumulator* phase_[kMostPhases] = {};
     int64_t taps_of_phase_[kMostResultPhases] = {};  // of the results
     std::vector<const Accumulator*> sources_;        // of taps along the row: what the first window takes
@@ -383,24 +427,60 @@ protected:
     Buffer<Accumulator> buffer_, sums_, phase_sums_;
 };
 
-// The rows of windows of a call.
+// The rows of windows of a call, in groups that are done together: over planes where these follow each other in memory,
+// otherwise of each plane by itself.
 template <class R>
 struct RowsOfWindows {
     const AlongRow along;
     const int64_t all;
     const int64_t in_plane;
     const int64_t together;
+    const bool planes_follow, rows_follow, are_dense;  // in all results; rows in planes, and elements in rows
 
     explicit RowsOfWindows(const Call& call)
         : along(AlongRow::of_windows(call.geometry.axes[call.geometry.rank - 1])),
           all(count_rows(call, output_size)),
           in_plane(rows_of_plane(call.geometry, output_size)),
-          together(rows_together<typename R::Element, typename R::Accumulator>(along, in_plane, all)) {}
+          together(rows_together<typename R::Element, typename R::Accumulator>(along, in_plane, all)),
+          planes_follow(all_results(
+              call, [&](const Operand& results) { return is_contiguous(call.geometry, results, output_size); })),
+          rows_follow(all_results(
+              call, [&](const Operand& results) { return has_dense_planes(call.geometry, results, output_size); })),
+          are_dense(all_results(
+              call, [&](const Operand& results) { return results.strides[1 + call.geometry.rank] == 1; })) {}
 
-    // Whether those that are done together follow each other in this tensor.
-    bool follow_in(const Call& call, const Operand& results) const {
-        return is_contiguous(call.geometry, results, output_size) ||
-               (together == 1 && results.strides[1 + call.geometry.rank] == 1);
+    // Whether the rows of a group follow each other.
+    bool follow() const {
+        return planes_follow || (together <= in_plane && rows_follow) || (together == 1 && are_dense);
+    }
+
+    struct Group {
+        int64_t first, rows;
+    };
+
+    int64_t groups() const {
+        return planes_follow ? ceil_div(all, together) : quotient(all, in_plane) * ceil_div(in_plane, together);
+    }
+
+    Group group(int64_t number) const {
+        if (planes_follow) return {number * together, std::min(together, all - number * together)};
+        const int64_t in_plane_groups = ceil_div(in_plane, together), plane = quotient(number, in_plane_groups);
+        const int64_t row = (number - plane * in_plane_groups) * together;
+        return {plane * in_plane + row, std::min(together, in_plane - row)};
+    }
+
+    // How many rows follow this group that are done after it, as groups before the one with number `end` are.
+    int64_t room_behind(const Group& group, int64_t end) const {
+        if (!rows_follow) return 0;
+        const Group last = this->group(end - 1);
+        const int64_t behind = group.first + group.rows, plane_end = (quotient(group.first, in_plane) + 1) * in_plane;
+        return (planes_follow ? last.first + last.rows : std::min(last.first + last.rows, plane_end)) - behind;
+    }
+
+private:
+    template <class Predicate>
+    static bool all_results(const Call& call, const Predicate& predicate) {
+        return (!call.y.data || predicate(call.y)) && (!call.indices.data || predicate(call.indices));
     }
 };
 
@@ -418,14 +498,13 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     const std::vector<AxisTable> tables = axis_tables(call);
     const int64_t outputs = tables.back().output;
     const RowsOfWindows<R> windows(call);
-    const int64_t all_rows = windows.all, plane_rows = windows.in_plane, together = windows.together;
+    const int64_t plane_rows = windows.in_plane, together = windows.together;
     FlatRows<R> rows(reduction, call, tables, windows.along, together, true);
-    const bool groups_follow = is_contiguous(geometry, call.y, output_size);
 
     const bool has_empty = has_empty_window(tables);
     // Those of a plane, and again until rows that are done together find theirs in one run.
     const bool any_divisors = R::kDivides || has_empty;
-    const int64_t size = any_divisors ? std::min(plane_rows + together, all_rows) * outputs : 0;
+    const int64_t size = any_divisors ? std::min(plane_rows + together, windows.all) * outputs : 0;
     Buffer<Accumulator> divisors(size + kLanes<Accumulator>);
     const int64_t nothing[kMaxSpatialRank] = {};
     const auto fill_row = [&](const int64_t* outer, int64_t row, const int64_t (&)[1]) {
@@ -440,11 +519,11 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     // What is written past the caches had better be written once: empty windows are filled afterwards.
     const bool streams = rows.is_one_run() && exceeds_caches<T>(call) && !has_empty;
     for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t first = unit * together, count = std::min(together, all_rows - first);
+        const auto group = windows.group(unit);
+        const auto [first, count] = group;
         const Accumulator* own = any_divisors ? divisors.data() + first % plane_rows * outputs : nullptr;
         T* y = row_of<T>(call.y, RowPosition(call, first, output_size), geometry.rank);
-        // For what comes next.
-        const int64_t room = groups_follow ? (std::min(end * together, all_rows) - first - count) * outputs : 0;
+        const int64_t room = windows.room_behind(group, end) * outputs;
         const Stores stores = !streams                              ? Stores::kAhead
                               : are_whole_lines(y, count * outputs) ? Stores::kStreaming
                                                                     : Stores::kPlain;

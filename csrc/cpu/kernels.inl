@@ -29,20 +29,26 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 
 // ---- Which kernel does a call ----
 
-// Rows are worth a buffer if there are several windows in them that look at data for the most part.
+// Rows are worth a buffer if the windows in them look at data for the most part.
 inline bool has_contiguous_rows(const Call& call) {
     const int last = call.geometry.rank - 1;
     const Axis& axis = call.geometry.axes[last];
-    return call.x.strides[2 + last] == 1 && call.y.strides[2 + last] == 1 && axis.output > 1 &&
+    return call.x.strides[2 + last] == 1 && call.y.strides[2 + last] == 1 &&
            row_reach(axis) <= 2 * (axis.input + axis.output) + 64;
 }
 
-// Planes whose rows fill vectors badly, and of which a group stays in the caches.
+// Whether rows hold so few windows that these fill vectors badly.
+inline bool has_few_columns_of_windows(const Geometry& geometry) {
+    return geometry.axes[geometry.rank - 1].output <= 3;
+}
+
+// Planes whose rows fill vectors badly, or cost much for another reason, and of which a group stays in the caches.
 template <class R>
-bool is_worth_packing(const Geometry& geometry) {
+bool is_worth_packing(const Geometry& geometry, bool are_rows_dear) {
     constexpr int64_t narrow = 3 * 64 / sizeof(typename R::Element);
     constexpr double large = 1 << 19;
-    if (geometry.axes[geometry.rank - 1].input >= narrow && !R::kInOrder) return false;
+    const bool are_wide = geometry.axes[geometry.rank - 1].input >= narrow && !has_few_columns_of_windows(geometry);
+    if (are_wide && !are_rows_dear && !R::kInOrder) return false;
     const int64_t planes = packed_planes<typename R::Accumulator>(geometry, sizeof(typename R::Element));
     if (geometry.batch * geometry.channels < planes) return false;
     auto bytes = static_cast<double>(planes) * sizeof(typename R::Element);
@@ -55,8 +61,10 @@ bool is_worth_packing(const Geometry& geometry) {
 template <class R>
 bool can_be_packed(const Call& call) {
     const Geometry& geometry = call.geometry;
+    // One row is not combined with others before its elements, a stride apart, are taken from it.
+    const bool are_rows_dear = geometry.rank == 1 && geometry.axes[0].stride > kMostPhases && !is_keyed<R>;
     return has_planes_in_order(geometry, call.x, input_size) && has_planes_in_order(geometry, call.y, output_size) &&
-           is_worth_packing<R>(geometry);
+           is_worth_packing<R>(geometry, are_rows_dear);
 }
 
 inline double elements_per_row(const Call& call, int64_t row_length) {
@@ -92,8 +100,13 @@ inline bool has_positions_of_32_bits(const Geometry& geometry) {
     return plane_size(geometry, input_size) < std::numeric_limits<int32_t>::max();
 }
 
-// Whether rows that follow each other are worth it, for accumulators of this size: of windows, or of the elements that
-// windows cover.
+// The rows of windows, or of the elements that windows cover.
+template <bool kCoverings>
+AlongRow along_row(const Axis& axis) {
+    return kCoverings ? AlongRow::of_coverings(axis) : AlongRow::of_windows(axis);
+}
+
+// Whether rows that follow each other are worth it, for accumulators of this size, but for packed planes.
 template <bool kCoverings>
 bool fits_flat_rows(const Geometry& geometry, int64_t accumulator_size, int64_t most_taps = 1 << 12) {
     constexpr int64_t least_lanes = 4, long_row = 1024;  // which costs less to combine with gaps than phase by phase
@@ -103,16 +116,37 @@ bool fits_flat_rows(const Geometry& geometry, int64_t accumulator_size, int64_t 
         row_reach(axis) > 2 * (axis.input + axis.output) + 64 || !has_few_rows(geometry)) {
         return false;
     }
-    const AlongRow along = kCoverings ? AlongRow::of_coverings(axis) : AlongRow::of_windows(axis);
-    return (2 * along.columns + 2) * accumulator_size >= 64 &&
-           static_cast<int64_t>(along.taps.size()) * along.pitch() <= most_taps;
+    const auto along = along_row<kCoverings>(axis);
+    return static_cast<int64_t>(along.taps.size()) * along.pitch() <= most_taps;
+}
+
+// Whether such rows fill vectors well enough not to be packed: each of them,
+template <bool kCoverings>
+bool fill_vectors(const Geometry& geometry, int64_t accumulator_size) {
+    const Axis& axis = geometry.axes[geometry.rank - 1];
+    return (2 * (kCoverings ? axis.output : axis.input) + 2) * accumulator_size >= 64;
+}
+
+// or those of a slice of two axes, which are one run.
+template <bool kCoverings>
+bool fill_vectors_together(const Geometry& geometry, int64_t accumulator_size) {
+    if (geometry.rank == 1) return false;
+    const Axis *const axis = &geometry.axes[geometry.rank - 1], *const outer = axis - 1;
+    const auto along = along_row<kCoverings>(*axis);
+    const int64_t slice = (kCoverings ? outer->output : outer->input) * along.columns;
+    return along.elements_follow() && along.results_follow() && slice * accumulator_size > 2 * ONNXPOOL_VECTOR_BYTES;
 }
 
 template <class R>
 bool has_flat_rows(const Call& call) {
     const Geometry& geometry = call.geometry;
     if (!fits_flat_rows<false>(geometry, sizeof(typename R::Accumulator)) || call.x.strides[1 + geometry.rank] != 1 ||
-        !RowsOfWindows<R>(call).follow_in(call, call.y)) {
+        !RowsOfWindows<R>(call).follow()) {
+        return false;
+    }
+    constexpr int64_t size = sizeof(typename R::Accumulator);
+    if (!fill_vectors<false>(geometry, size) && can_be_packed<R>(call) &&
+        !fill_vectors_together<false>(geometry, size)) {
         return false;
     }
     const std::vector<AxisTable> tables = axis_tables(call);
@@ -123,7 +157,7 @@ bool has_flat_rows(const Call& call) {
 template <class R>
 Task plan_flat_rows(const Call& call, decltype(Task::run) run) {
     const RowsOfWindows<R> windows(call);
-    return {run, ceil_div(windows.all, windows.together),
+    return {run, windows.groups(),
             elements_per_row(call, call.geometry.axes[call.geometry.rank - 1].output) *
                 static_cast<double>(windows.together)};
 }
@@ -158,10 +192,12 @@ Task plan_window(const Call& call) {
     return task;
 }
 
-// How to compute one window that spans the plane. Its sum is a wide one: see wide_accumulator_t.
+// How to compute one window that spans the plane, or the axes that are pooled. Its sum is a wide one: see
+// wide_accumulator_t.
 template <class R>
 Task plan_plane(const Call& call) {
     if constexpr (!R::kIndexed && !R::kInOrder) {
+        if (!spans_plane(call.geometry)) return plan_window<R>(call);
         if (call.channels_innermost && call.y.strides[1] == 1) {
             const int64_t lanes = lanes_per_row(call);
             return {forward_plane_lanes<R>, call.geometry.batch * ceil_div(call.geometry.channels, lanes),
@@ -215,8 +251,14 @@ bool has_flat_maxima(const Call& call) {
         !fits_flat_rows<false>(geometry, sizeof(Accumulator), most_taps) || call.x.strides[1 + geometry.rank] != 1) {
         return false;
     }
-    const RowsOfWindows<ComparedMax<T>> windows(call);
-    return windows.follow_in(call, call.y) && windows.follow_in(call, call.indices);
+    if constexpr (!std::is_same_v<T, double>) {
+        const Axis& last = geometry.axes[geometry.rank - 1];
+        constexpr int64_t size = sizeof(Accumulator);
+        const bool are_narrow =
+            has_few_columns_of_windows(geometry) || 4 * (last.input + last.output) * size < 5 * ONNXPOOL_VECTOR_BYTES;
+        if (are_narrow && can_be_keyed<T>(call) && can_be_packed<KeyedMax<T>>(call)) return false;
+    }
+    return RowsOfWindows<ComparedMax<T>>(call).follow();
 }
 
 template <class R>
@@ -237,15 +279,19 @@ Task plan_forward_of(const Call& call) {
     if constexpr (is_half_precision<T> && std::is_same_v<R, Max<T>>) {
         return plan_forward_of<OrderedMax<T>>(call);
     } else {  // not compiled for maxima that are ordered
-        if (spans_plane(call.geometry)) return plan_plane<typename WideSums<R>::type>(call);
+        if (spans_pooled_axes(call.geometry)) return plan_plane<typename WideSums<R>::type>(call);
         return plan_window<R>(call);
     }
 }
 
 template <class G>
-bool has_flat_gradients(const Call& call) {
+bool has_flat_gradients(const Call& call, bool can_be_packed) {
     const Geometry& geometry = call.geometry;
-    if (!fits_flat_rows<true>(geometry, sizeof(typename G::Accumulator))) return false;
+    constexpr int64_t size = sizeof(typename G::Accumulator);
+    if (!fits_flat_rows<true>(geometry, size)) return false;
+    if (can_be_packed && !fill_vectors<true>(geometry, size) && !fill_vectors_together<true>(geometry, size)) {
+        return false;
+    }
     const bool is_alone = RowsOfCoverings<typename G::Element, typename G::Accumulator>(call).planes == 1;
     const auto planes_follow = [&](const Operand& operand, auto size) {
         return is_alone ? has_dense_planes(geometry, operand, size) : is_contiguous(geometry, operand, size);
@@ -282,14 +328,17 @@ Task plan_sum_gradient(const Call& call) {
                                x.strides[1 + geometry.rank] == 1 && call.grad_x.strides[1 + geometry.rank] == 1;
     if (has_dense_planes(geometry, x, input_size) && has_dense_planes(geometry, call.grad_x, input_size)) {
         if (spans_plane(geometry)) return task(backward_planes<G>, planes);
-        if (has_flat_gradients<G>(call)) {
-            return task(backward_flat_rows<G>,
-                        ceil_div(planes, RowsOfCoverings<typename G::Element, typename G::Accumulator>(call).planes));
-        }
         const bool in_order = has_planes_in_order(geometry, x, input_size) &&
                               has_planes_in_order(geometry, y, output_size) &&
                               has_planes_in_order(geometry, call.grad_y, output_size);
-        if (in_order && (!has_long_rows || is_worth_packing<GradientSum<typename G::Accumulator>>(geometry))) {
+        const bool can_be_packed =
+            in_order && (!has_long_rows || is_worth_packing<GradientSum<typename G::Accumulator>>(
+                                               geometry, last.stride > kMostResultPhases));
+        if (has_flat_gradients<G>(call, can_be_packed)) {
+            return task(backward_flat_rows<G>,
+                        ceil_div(planes, RowsOfCoverings<typename G::Element, typename G::Accumulator>(call).planes));
+        }
+        if (can_be_packed) {
             const int64_t lanes = packed_planes<typename G::Accumulator>(geometry, sizeof(typename G::Element));
             return task(backward_packed<G>, ceil_div(planes, lanes));
         }

@@ -124,7 +124,37 @@ void forward_planes(const Call& call, int64_t begin, int64_t end) {
     }
 }
 
-// Adds a row to the sums of some lanes, those next to each other in memory; its elements are x_step apart.
+// Adds a row to the sums of some lanes, whole vectors next to each other in memory; its elements are x_step apart. In
+// the order of memory: what the row has so far stays in the first cache.
+template <class R, class Take>
+void add_row_by_columns(const R& reduction, const typename R::Element* x, int64_t columns, int64_t x_step,
+                        const Take& take, const typename R::Accumulator* sums, typename R::Accumulator* new_sums,
+                        int64_t lanes) {
+    constexpr int kCount = kLanes<typename R::Accumulator>;
+    using V = decltype(load<kCount>(sums));
+    for (int64_t column = 0; column < columns; ++column, x += x_step) {
+        const auto add = [&](const auto& combine) {
+            for (int64_t i = 0; i < lanes; i += kCount) {
+                look_ahead<8192>(x + i);
+                store(new_sums + i, combine(i, V(take(load<kCount>(x + i), column))));
+            }
+        };
+        const auto with_row = [&](int64_t i, V element) {
+            return reduction.combine(load<kCount>(new_sums + i), element);
+        };
+        if (column == 0) {
+            add([](int64_t, V element) { return element; });
+        } else if (column < columns - 1) {
+            add(with_row);
+        } else {
+            add([&](int64_t i, V element) {
+                return reduction.combine(load<kCount>(sums + i), V(with_row(i, element)));
+            });
+        }
+    }
+}
+
+// The same for any lanes; what the row has stays in registers where these are few.
 template <class R, class Take>
 void add_row(const R& reduction, const typename R::Element* x, int64_t columns, int64_t x_step, const Take& take,
              const typename R::Accumulator* sums, typename R::Accumulator* new_sums, int64_t lanes) {
@@ -153,6 +183,10 @@ void add_row(const R& reduction, const typename R::Element* x, int64_t columns, 
     };
     constexpr int vector = kLanes<typename R::Accumulator>, kept = 8;  // in registers
     int64_t lane = 0;
+    if (lanes > kept * vector && columns > 1) {
+        lane = lanes / vector * vector;
+        add_row_by_columns(reduction, x, columns, x_step, take, sums, new_sums, lane);
+    }
     const auto add_all = [&](auto vectors) {
         constexpr int64_t together = vector * vectors;
         for (; lane + together <= lanes; lane += together) add(lane, std::integral_constant<int, vector>(), vectors);

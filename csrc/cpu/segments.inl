@@ -182,10 +182,19 @@ struct Segmentation {
             if (rows.segments.count > 0 || last == 0) return rows;
         }
         const int64_t plane = lanes_per_row(call) * plane_size(geometry, input_size);
-        const int64_t elements = rows_together * ONNXPOOL_SEGMENT;
+        const int64_t elements = rows_together * ONNXPOOL_SEGMENT, positions = geometry.axes[0].input;
         const bool are_rows_units = !gradient && last > 0 && has_few_rows(geometry);
-        if (are_rows_units || (call.channels_innermost && plane < large * elements)) return {0, {}};
-        return {0, Segments(geometry.axes[0], ceil_div(elements * geometry.axes[0].input, plane), !gradient)};
+        bool is_large = !call.channels_innermost || plane >= large * elements;
+        int64_t least = ceil_div(elements * positions, plane);
+        if (!call.channels_innermost) {  // as few rows as can be looked up, in four segments at least
+            const double share = most_rows_to_look_up() / 5 / rows_to_look_up(geometry);
+            least = std::clamp<int64_t>(static_cast<int64_t>(share * static_cast<double>(positions)), 1, least);
+        } else if (last == 0) {  // tables of all positions cost more than those of three segments for each image
+            least = std::min<int64_t>(least, ONNXPOOL_SEGMENT);
+            is_large |= positions >= large / 2 * geometry.batch * least;
+        }
+        if (are_rows_units || !is_large) return {0, {}};
+        return {0, Segments(geometry.axes[0], least, !gradient)};
     }
 };
 

@@ -94,11 +94,14 @@ inline double plane_elements(const Call& call) {
 #define ONNXPOOL_SEGMENT 2048
 #endif
 
-// Those of elements and of windows are prepared, each.
-inline bool has_few_rows(const Geometry& geometry) {
-    const int64_t most = 32 * ONNXPOOL_SEGMENT;
-    return rows_of_windows(geometry) <= most && rows_of_plane(geometry, input_size) <= most;
+// Those that flat rows (flat_rows.inl) prepare: the rows of windows, and of elements, each.
+inline double rows_to_look_up(const Geometry& geometry) {
+    return std::max(rows_of_windows(geometry), static_cast<double>(rows_of_plane(geometry, input_size)));
 }
+
+inline double most_rows_to_look_up() { return 32 * ONNXPOOL_SEGMENT; }
+
+inline bool has_few_rows(const Geometry& geometry) { return rows_to_look_up(geometry) <= most_rows_to_look_up(); }
 
 // The last digit of a number in a mixed-radix system, which it loses.
 inline int64_t take_digit(int64_t& number, int64_t radix) {
@@ -238,13 +241,19 @@ bool is_channels_last(const Geometry& geometry, const Operand& operand, Size siz
            (geometry.batch == 1 || operand.strides[0] == plane_size(geometry, size_of_axis) * channels);
 }
 
-// One window has all data of a plane, and no padding.
+// One window has all data along the axis, and no padding.
+inline bool is_spanned(const Axis& axis) {
+    return axis.kernel == axis.input && axis.output == 1 && axis.dilation == 1 && axis.pad_begin == 0;
+}
+
 inline bool spans_plane(const Geometry& geometry) {
-    for (int a = 0; a < geometry.rank; ++a) {
-        const Axis& axis = geometry.axes[a];
-        if (axis.kernel != axis.input || axis.output != 1 || axis.dilation != 1 || axis.pad_begin != 0) return false;
-    }
-    return true;
+    return std::all_of(geometry.axes, geometry.axes + geometry.rank, is_spanned);
+}
+
+// Whether that is so along all axes where a window has several elements, which folding and segments leave as it is.
+inline bool spans_pooled_axes(const Geometry& geometry) {
+    return std::all_of(geometry.axes, geometry.axes + geometry.rank,
+                       [](const Axis& axis) { return axis.kernel == 1 || is_spanned(axis); });
 }
 
 #if !defined(ONNXPOOL_LEAST_STREAMED_BYTES)  // tests stream less
