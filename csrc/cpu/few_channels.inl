@@ -149,7 +149,7 @@ bool are_channels_worth_splitting(const Call& call) {
     if (spans_plane(geometry)) return geometry.channels <= very_few;
     if (R::kIndexed || R::kInOrder || sharing_pays_for_windows(last)) return true;
     if (geometry.channels * last.output * last.stride < short_row) return true;
-    if (kGradient && geometry.channels <= few) return true;
+    if (kGradient && geometry.channels <= (R::kGradientNeedsData ? very_few : few)) return true;
     // With stride 1, what neighbouring windows are made of is one run of memory.
     return geometry.channels <= very_few && geometry.rank <= 2 && last.stride > 1;
 }

@@ -52,11 +52,12 @@ private:
         std::copy_n(geometry.axes, geometry.rank, geometry_.axes);
         folded_.channels_innermost = whole_.channels_innermost;
         const auto strides_of = [&](const int64_t* strides) -> const int64_t* {
-            return strides              ? std::copy_n(strides, 2 + geometry.rank, strides_[layouts_]),
-                   strides_[layouts_++] : nullptr;
+            if (!strides) return nullptr;
+            std::copy_n(strides, 2 + geometry.rank, strides_[layouts_]);
+            return strides_[layouts_++];
         };
-        const auto operand = [&](const Operand& of_whole) -> Operand {
-            return {of_whole.data, strides_of(of_whole.data ? of_whole.strides : nullptr)};
+        const auto operand = [&](const Operand& of_whole) -> Operand {  // without data where the batch is 0
+            return {of_whole.data, strides_of(of_whole.strides)};
         };
         folded_.x = operand(whole_.x);
         folded_.y = operand(whole_.y);

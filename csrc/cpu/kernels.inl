@@ -61,8 +61,10 @@ bool is_worth_packing(const Geometry& geometry, bool are_rows_dear) {
 template <class R>
 bool can_be_packed(const Call& call) {
     const Geometry& geometry = call.geometry;
-    // One row is not combined with others before its elements, a stride apart, are taken from it.
-    const bool are_rows_dear = geometry.rank == 1 && geometry.axes[0].stride > kMostPhases && !is_keyed<R>;
+    // A row that is not combined with others before its elements, a stride apart, are taken from it: one by one, or in
+    // phases, which long vectors gain little from.
+    constexpr int64_t most_phases = ONNXPOOL_VECTOR_BYTES == 64 ? kMostPhases : kMostResultPhases;
+    const bool are_rows_dear = geometry.rank == 1 && geometry.axes[0].stride > most_phases && !is_keyed<R>;
     return has_planes_in_order(geometry, call.x, input_size) && has_planes_in_order(geometry, call.y, output_size) &&
            is_worth_packing<R>(geometry, are_rows_dear);
 }

@@ -154,7 +154,7 @@ void add_row_by_columns(const R& reduction, const typename R::Element* x, int64_
     }
 }
 
-// The same for any lanes; what the row has stays in registers where these are few.
+// The same for any lanes; what the row has stays in registers where these are few, or vectors are short.
 template <class R, class Take>
 void add_row(const R& reduction, const typename R::Element* x, int64_t columns, int64_t x_step, const Take& take,
              const typename R::Accumulator* sums, typename R::Accumulator* new_sums, int64_t lanes) {
@@ -183,7 +183,8 @@ void add_row(const R& reduction, const typename R::Element* x, int64_t columns, 
     };
     constexpr int vector = kLanes<typename R::Accumulator>, kept = 8;  // in registers
     int64_t lane = 0;
-    if (lanes > kept * vector && columns > 1) {
+    // Short vectors of what the row has would go to the cache and back too often.
+    if (ONNXPOOL_VECTOR_BYTES == 64 && lanes > kept * vector && columns > 1) {
         lane = lanes / vector * vector;
         add_row_by_columns(reduction, x, columns, x_step, take, sums, new_sums, lane);
     }

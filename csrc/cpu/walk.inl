@@ -364,17 +364,18 @@ struct AxisTable {
     int64_t period;  // results that lie so far apart look alike, but for the borders
     std::vector<Range> taps;
     std::vector<double> factors;  // of divisors, 0 without taps; float64: three huge axes have more than int64 counts
-    bool windows_share;           // what several of them have in common is combined once: see sliding.inl
+    bool windows_share = false;   // what several of them have in common is combined once: see sliding.inl
+
+    AxisTable(int64_t input, int64_t output, int64_t step, int64_t period)
+        : input(input), output(output), step(step), period(period), taps(output), factors(output) {}
 
     // The taps of windows. Divisors count them on `counted`, which is the axis where it is not a part of a longer one.
     static AxisTable of_windows(const Axis& axis, Divisor divisor) { return of_windows(axis, divisor, axis); }
     static AxisTable of_windows(const Axis& axis, Divisor divisor, const Axis& counted) {
-        AxisTable table{axis.input, axis.output, axis.dilation, 1, {}, {}, false};
-        table.taps.reserve(axis.output);
-        table.factors.reserve(axis.output);
+        AxisTable table(axis.input, axis.output, axis.dilation, 1);
         for (int64_t output = 0; output < axis.output; ++output) {
-            table.taps.push_back(data_taps(axis, output));
-            table.factors.push_back(static_cast<double>(counted_taps(counted, output, divisor)));
+            table.taps[output] = data_taps(axis, output);
+            table.factors[output] = static_cast<double>(counted_taps(counted, output, divisor));
         }
         table.windows_share = sharing_pays_for_windows(axis);
         return table;
@@ -384,13 +385,12 @@ struct AxisTable {
 
     // For gradients: the windows that cover each element.
     static AxisTable of_coverings(const Axis& axis) {
-        AxisTable table{axis.output, axis.input, 1, axis.stride, {}, {}, false};
-        table.taps.reserve(axis.input);
+        AxisTable table(axis.output, axis.input, 1, axis.stride);
         int64_t most = 0;
         for (int64_t input = 0; input < axis.input; ++input) {
-            const Range windows = covering_windows(axis, input);
-            table.taps.push_back(windows);
-            table.factors.push_back(windows.count > 0);
+            Range& windows = table.taps[input];
+            windows = covering_windows(axis, input);
+            table.factors[input] = windows.count > 0;
             if (windows.count > 1) table.step = windows.step;
             most = std::max(most, windows.count);
         }
@@ -467,6 +467,7 @@ struct AlongRow {
 
     static AlongRow of_windows(const Axis& axis) {
         AlongRow row{axis.input, axis.output, axis.stride, 1, {}};
+        row.taps.reserve(std::min(axis.kernel, axis.input + axis.output));
         for (int64_t tap = 0; tap < axis.kernel; ++tap) {
             const int64_t position = tap * axis.dilation - axis.pad_begin;
             const int64_t phase = (position % axis.stride + axis.stride) % axis.stride;
@@ -478,6 +479,7 @@ struct AlongRow {
     // For gradients: the windows that cover an element, from the first one on.
     static AlongRow of_coverings(const Axis& axis) {
         AlongRow row{axis.output, axis.input, 1, axis.stride, {}};
+        row.taps.reserve(std::min(axis.kernel, axis.input + axis.output));
         for (int64_t phase = 0; phase < axis.stride; ++phase) {
             for (int64_t tap = axis.kernel - 1; tap >= 0; --tap) {
                 const int64_t position = phase + axis.pad_begin - tap * axis.dilation;
@@ -538,6 +540,14 @@ struct RowTaps {
     template <class Size>
     RowTaps(const Geometry& geometry, Size size_of_results, const std::vector<AxisTable>& tables,
             const int64_t* strides, bool elements_follow) {
+        int64_t all_taps = 1;
+        for (int a = 0; a + 1 < geometry.rank; ++a) {
+            const std::vector<Range>& taps = tables[a].taps;
+            all_taps *= std::accumulate(taps.begin(), taps.end(), int64_t{0},
+                                        [](int64_t sum, const Range& range) { return sum + range.count; });
+        }
+        offsets.reserve(all_taps);
+        rows.reserve(rows_of_plane(geometry, size_of_results));
         for_each_row_of_taps(geometry, size_of_results, tables, [&](const Range* taps, int64_t) {
             const auto begin = static_cast<int64_t>(offsets.size());
             for_each_row<1>(taps, geometry.rank, {strides},
