@@ -167,6 +167,12 @@ WORKLOADS = [
     _workload(A, (16, 1, 480000), "half a minute of audio", 10, strides=5),
     _workload(A, (2, 32, 32, 64, 64), "volumes", 3, strides=2),
     _workload(M, (1, 64, 16, 56, 56), "video stem", 3, strides=2, pads=1),
+    # axes that are not pooled, or pooled as a whole
+    _workload(M, (1, 64, 16, 56, 56), "video, frame by frame", [1, 3, 3], strides=[1, 2, 2], pads=[0, 1, 1] * 2),
+    _workload(A, (16, 64, 8000, 1), "a series as an image", [4, 1], strides=[4, 1]),
+    _workload(A, (64, 16, 22, 512), "EEGNet", [1, 4], strides=[1, 4]),
+    _workload(A, (8, 256, 16, 128), "spectrogram, over time", [1, 128]),
+    _workload(M, (8, 32, 60, 100), "text, over whole rows of embeddings", [3, 100]),
     # bytes
     _workload("QLinearAveragePool", (8, 64, 112, 112), "quantised stem", 3, strides=2, pads=1),
     _workload("QLinearGlobalAveragePool", (32, 2048, 7, 7), "quantised ResNet head"),
