@@ -143,6 +143,7 @@ WINDOWS = [
     ("only the first axis pooled", (2, 3, 9, 17), dict(kernel_shape=[3, 1], strides=[2, 1], pads=[1, 0, 1, 0])),
     ("many narrow rows", (1, 2, 70, 3), dict(kernel_shape=[3, 3], pads=[1, 1, 1, 1])),
     ("batch 0", (0, 3, 5, 5), dict(kernel_shape=[2, 2])),
+    ("batch 0 of axes of one element", (0, 3, 1, 5), dict(kernel_shape=[1, 2])),
     ("batch 0 of long rows", (0, 3, 20000), dict(kernel_shape=[3])),
     ("many channels", (2, 70, 5, 5), dict(kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])),
     ("wide rows", (1, 2, 4, 67), dict(kernel_shape=[3, 3], pads=[1, 1, 1, 1])),
