@@ -11,6 +11,7 @@
 #include <sstream>
 #include <string>
 
+#include "../csrc/cpu/folded_call.h"
 #include "../csrc/cpu/instruction_sets.h"
 
 // The whole program is compiled for one instruction set, as the compiler's options say.
