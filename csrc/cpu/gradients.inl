@@ -369,6 +369,51 @@ inline Axis spread_axis(const Axis& axis) {
     return spread;
 }
 
+// Elements of a row that the same windows cover: all of them get the same sum, of what these windows send.
+class CoveredRuns {
+public:
+    explicit CoveredRuns(const AxisTable& coverings) : elements_(coverings.output) {
+        for (int64_t i = 0; i < coverings.output; ++i) {
+            const Range& windows = coverings.taps[i];
+            if (runs_.empty() || !are_same(runs_.back().windows, windows)) runs_.push_back({i, i, windows});
+            runs_.back().end = i + 1;
+        }
+    }
+
+    // Whether they do, more or less.
+    bool fill_vectors() const { return static_cast<int64_t>(runs_.size()) * kMostResultPhases < elements_; }
+
+    // put(i, sums) for all elements of the row, to which its windows send these values.
+    template <class A, class Put>
+    void expand(const A* sent, const Put& put) const {
+        const GradientSum<A> reduction;
+        for (const Run& run : runs_) {
+            A sum = reduction.identity();
+            for (int64_t i = 0; i < run.windows.count; ++i) {
+                const A value = sent[run.windows.begin + i * run.windows.step];
+                sum = i == 0 ? value : reduction.combine(sum, value);
+            }
+            in_vectors<kLanes<A>>(run.end - run.begin, [&](int64_t i, auto count) {
+                using V = decltype(load<count>(sent));
+                put(run.begin + i, filled<V>(sum));
+            });
+        }
+    }
+
+private:
+    struct Run {
+        int64_t begin, end;
+        Range windows;
+    };
+
+    static bool are_same(const Range& a, const Range& b) {
+        return a.count == b.count && (a.count == 0 || a.begin == b.begin) && (a.count < 2 || a.step == b.step);
+    }
+
+    const int64_t elements_;
+    std::vector<Run> runs_;
+};
+
 // Units are planes, in which rows are contiguous.
 template <class G>
 void backward_rows(const Call& call, int64_t begin, int64_t end) {
@@ -378,7 +423,6 @@ void backward_rows(const Call& call, int64_t begin, int64_t end) {
     const Geometry& geometry = call.geometry;
     const int last = geometry.rank - 1;
     const Axis& axis = geometry.axes[last];
-    const Axis spread = spread_axis(axis);
     const G gradient(call.parameters);
     const GradientSum<Accumulator> sum;
     const std::vector<AxisTable> windows = axis_tables(call);
@@ -386,26 +430,38 @@ void backward_rows(const Call& call, int64_t begin, int64_t end) {
     std::vector<AxisTable> coverings = covering_tables(geometry);
     const Uncovered uncovered(geometry, coverings);
     const bool coverings_share = coverings[last].windows_share;
-    coverings[last] = AxisTable::of_windows(spread, Divisor::kKernel);
+    const CoveredRuns runs(coverings[last]);
+    const bool has_runs = runs.fill_vectors() && !coverings_share;  // then rows are summed as windows send them
+    const Axis along = has_runs ? Axis{axis.output, axis.output, 1, 1, 1, 0, 0} : spread_axis(axis);
+    const int64_t sent_step = has_runs ? 1 : axis.stride;
+    coverings[last] = AxisTable::of_windows(along, Divisor::kKernel);
     coverings[last].windows_share = coverings_share;  // additions have the same order in all kernels
     const int64_t plane_rows = rows_of_plane(geometry, input_size);
-    PlaneRows<GradientSum<Accumulator>> rows(sum, coverings, spread, plane_rows);
+    PlaneRows<GradientSum<Accumulator>> rows(sum, coverings, along, plane_rows);
 
     int64_t sent_strides[kMaxSpatialRank];
     int64_t size = 1;
     for (int a = last; a >= 0; --a) {
         sent_strides[a] = size;
-        size *= a == last ? spread.input : geometry.axes[a].output;
+        size *= a == last ? along.input : geometry.axes[a].output;
     }
-    Buffer<Accumulator> sent(size), sent_row(axis.output);
+    Buffer<Accumulator> sent(size), sent_row(axis.output), row_sums(has_runs ? rows.capacity() * axis.output : 0);
     std::fill(sent.begin(), sent.end(), sum.identity());
     Buffer<T> grad_y_row, y_row;
     const Operand &x = data_of<G>(call), &y = result_of<G>(call);
     std::vector<FinishGradient<G>> targets;
     std::vector<int64_t> row_indices;
     const auto finish = [&] {
-        rows.finish([&](int64_t row) { return targets[row]; }, [](int64_t, int64_t) {});
-        for (size_t i = 0; i < targets.size(); ++i) uncovered.fill(targets[i].grad_x, row_indices[i]);
+        const auto never = [](int64_t, int64_t) {};
+        if (has_runs) {
+            rows.finish([&](int64_t row) { return Keep<Accumulator>{row_sums.data() + row * axis.output}; }, never);
+        } else {
+            rows.finish([&](int64_t row) { return targets[row]; }, never);
+        }
+        for (size_t i = 0; i < targets.size(); ++i) {
+            if (has_runs) runs.expand(row_sums.data() + i * axis.output, targets[i]);
+            uncovered.fill(targets[i].grad_x, row_indices[i]);
+        }
         targets.clear();
         row_indices.clear();
     };
@@ -424,12 +480,12 @@ void backward_rows(const Call& call, int64_t begin, int64_t end) {
                     together(grad_y_plane + offsets[0], call.grad_y.strides[2 + last], axis.output, grad_y_row);
                 const T* result =
                     G::kNeedsData ? together(y_plane + offsets[1], y.strides[2 + last], axis.output, y_row) : grad;
-                Accumulator* target = axis.stride == 1 ? sent.data() + offsets[2] : sent_row.data();
+                Accumulator* target = sent_step == 1 ? sent.data() + offsets[2] : sent_row.data();
                 in_vectors<vector>(axis.output, [&](int64_t i, auto n) {
                     store(target + i, gradient.prepare(load<n>(grad + i), load<n>(result + i), load<n>(divisor + i)));
                 });
-                for (int64_t o = 0; axis.stride > 1 && o < axis.output; ++o) {
-                    sent[offsets[2] + o * axis.stride] = sent_row[o];
+                for (int64_t o = 0; sent_step > 1 && o < axis.output; ++o) {
+                    sent[offsets[2] + o * sent_step] = sent_row[o];
                 }
             });
         rows.set_plane(sent.data(), sent_strides);

@@ -47,8 +47,7 @@ template <class R>
 bool is_worth_packing(const Geometry& geometry, bool are_rows_dear) {
     constexpr int64_t narrow = 3 * 64 / sizeof(typename R::Element);
     constexpr double large = 1 << 19;
-    const bool are_wide = geometry.axes[geometry.rank - 1].input >= narrow && !has_few_columns_of_windows(geometry);
-    if (are_wide && !are_rows_dear && !R::kInOrder) return false;
+    if (geometry.axes[geometry.rank - 1].input >= narrow && !are_rows_dear && !R::kInOrder) return false;
     const int64_t planes = packed_planes<typename R::Accumulator>(geometry, sizeof(typename R::Element));
     if (geometry.batch * geometry.channels < planes) return false;
     auto bytes = static_cast<double>(planes) * sizeof(typename R::Element);
@@ -64,7 +63,8 @@ bool can_be_packed(const Call& call) {
     // A row that is not combined with others before its elements, a stride apart, are taken from it: one by one, or in
     // phases, which long vectors gain little from.
     constexpr int64_t most_phases = ONNXPOOL_VECTOR_BYTES == 64 ? kMostPhases : kMostResultPhases;
-    const bool are_rows_dear = geometry.rank == 1 && geometry.axes[0].stride > most_phases && !is_keyed<R>;
+    const bool is_alone = geometry.rank == 1 && geometry.axes[0].stride > most_phases && !is_keyed<R>;
+    const bool are_rows_dear = is_alone || has_few_columns_of_windows(geometry);
     return has_planes_in_order(geometry, call.x, input_size) && has_planes_in_order(geometry, call.y, output_size) &&
            is_worth_packing<R>(geometry, are_rows_dear);
 }
@@ -333,9 +333,11 @@ Task plan_sum_gradient(const Call& call) {
         const bool in_order = has_planes_in_order(geometry, x, input_size) &&
                               has_planes_in_order(geometry, y, output_size) &&
                               has_planes_in_order(geometry, call.grad_y, output_size);
+        // Strides that are too large for phases, but do not fill vectors: see CoveredRuns.
+        using Accumulator = typename G::Accumulator;
+        const bool are_rows_dear = last.stride > kMostResultPhases && last.stride < kLanes<Accumulator>;
         const bool can_be_packed =
-            in_order && (!has_long_rows || is_worth_packing<GradientSum<typename G::Accumulator>>(
-                                               geometry, last.stride > kMostResultPhases));
+            in_order && (!has_long_rows || is_worth_packing<GradientSum<Accumulator>>(geometry, are_rows_dear));
         if (has_flat_gradients<G>(call, can_be_packed)) {
             return task(backward_flat_rows<G>,
                         ceil_div(planes, RowsOfCoverings<typename G::Element, typename G::Accumulator>(call).planes));

@@ -238,7 +238,8 @@ public:
         combine_rows(padded_.data(number));
     }
 
-    bool is_full() const { return count_ == padded_.capacity(); }
+    int64_t capacity() const { return padded_.capacity(); }
+    bool is_full() const { return count_ == capacity(); }
 
     // Finishes the rows that have been added: put_of(row)(i, results). Windows that need the slow way:
     // again(row, output).
