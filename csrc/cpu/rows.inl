@@ -169,10 +169,14 @@ private:
     // Positions of neighbouring windows are a stride apart: those of one phase (position modulo stride) are brought
     // together.
     void add(int64_t level, int64_t position) {
-        const int64_t source = level * capacity_ * size_ + position % axis_.stride;
-        const auto found = std::find(sources_.begin(), sources_.end(), source);
-        places_.emplace_back(found - sources_.begin(), position / axis_.stride);
-        if (found == sources_.end()) sources_.push_back(source);
+        const int64_t phase = position % axis_.stride, phases = std::min(axis_.stride, size_);
+        numbers_.resize(level_count_ * phases, -1);
+        int64_t& number = numbers_[level * phases + phase];
+        if (number < 0) {
+            number = static_cast<int64_t>(sources_.size());
+            sources_.push_back(level * capacity_ * size_ + phase);
+        }
+        places_.emplace_back(number, position / axis_.stride);
     }
 
     const R& reduction_;
@@ -185,6 +189,7 @@ private:
     int64_t current_row_ = 0;           // asked for last
     Buffer<Accumulator> padded_, phases_;
     std::vector<int64_t> sources_;                     // where phases begin in padded_
+    std::vector<int64_t> numbers_;                     // of these, by level and phase; -1 where nothing is needed
     std::vector<std::pair<int64_t, int64_t>> places_;  // of pieces: number of the phase, position in it
     std::vector<const Accumulator*> taps_;             // of the current row
 };
