@@ -29,12 +29,12 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 
 // ---- Which kernel does a call ----
 
-// Rows are worth a buffer if the windows in them look at data for the most part.
+// Rows are worth a buffer, of whole strides, if the windows in them look at data for the most part.
 inline bool has_contiguous_rows(const Call& call) {
     const int last = call.geometry.rank - 1;
     const Axis& axis = call.geometry.axes[last];
     return call.x.strides[2 + last] == 1 && call.y.strides[2 + last] == 1 &&
-           row_reach(axis) <= 2 * (axis.input + axis.output) + 64;
+           std::max(row_reach(axis), axis.stride) <= 2 * (axis.input + axis.output) + 64;
 }
 
 // Whether rows hold so few windows that these fill vectors badly.
