@@ -122,20 +122,17 @@ bool fits_flat_rows(const Geometry& geometry, int64_t accumulator_size, int64_t 
     return static_cast<int64_t>(along.taps.size()) * along.pitch() <= most_taps;
 }
 
-// Whether such rows fill vectors well enough not to be packed: each of them,
+// Whether such rows fill vectors well enough not to be packed: each of them, or those of a slice of two axes, which are
+// one run.
 template <bool kCoverings>
 bool fill_vectors(const Geometry& geometry, int64_t accumulator_size) {
-    const Axis& axis = geometry.axes[geometry.rank - 1];
-    return (2 * (kCoverings ? axis.output : axis.input) + 2) * accumulator_size >= 64;
-}
-
-// or those of a slice of two axes, which are one run.
-template <bool kCoverings>
-bool fill_vectors_together(const Geometry& geometry, int64_t accumulator_size) {
-    if (geometry.rank == 1) return false;
-    const Axis *const axis = &geometry.axes[geometry.rank - 1], *const outer = axis - 1;
-    const auto along = along_row<kCoverings>(*axis);
-    const int64_t slice = (kCoverings ? outer->output : outer->input) * along.columns;
+    const auto size = [](const Axis& axis) { return kCoverings ? axis.output : axis.input; };
+    const int last = geometry.rank - 1;
+    const Axis& axis = geometry.axes[last];
+    if ((2 * size(axis) + 2) * accumulator_size >= 64) return true;
+    if (last == 0) return false;
+    const auto along = along_row<kCoverings>(axis);
+    const int64_t slice = size(geometry.axes[last - 1]) * along.columns;
     return along.elements_follow() && along.results_follow() && slice * accumulator_size > 2 * ONNXPOOL_VECTOR_BYTES;
 }
 
@@ -146,11 +143,7 @@ bool has_flat_rows(const Call& call) {
         !RowsOfWindows<R>(call).follow()) {
         return false;
     }
-    constexpr int64_t size = sizeof(typename R::Accumulator);
-    if (!fill_vectors<false>(geometry, size) && can_be_packed<R>(call) &&
-        !fill_vectors_together<false>(geometry, size)) {
-        return false;
-    }
+    if (!fill_vectors<false>(geometry, sizeof(typename R::Accumulator)) && can_be_packed<R>(call)) return false;
     const std::vector<AxisTable> tables = axis_tables(call);
     return R::kInOrder || !(tables.back().windows_share || is_separable<R>(tables));
 }
@@ -199,13 +192,13 @@ Task plan_window(const Call& call) {
 template <class R>
 Task plan_plane(const Call& call) {
     if constexpr (!R::kIndexed && !R::kInOrder) {
-        if (!spans_plane(call.geometry)) return plan_window<R>(call);
-        if (call.channels_innermost && call.y.strides[1] == 1) {
+        const bool is_plane = spans_plane(call.geometry);
+        if (is_plane && call.channels_innermost && call.y.strides[1] == 1) {
             const int64_t lanes = lanes_per_row(call);
             return {forward_plane_lanes<R>, call.geometry.batch * ceil_div(call.geometry.channels, lanes),
                     plane_elements(call) * static_cast<double>(lanes)};
         }
-        if (has_dense_planes(call.geometry, call.x, input_size)) {
+        if (is_plane && has_dense_planes(call.geometry, call.x, input_size)) {
             const Geometry& geometry = call.geometry;
             return {forward_planes<R>, geometry.batch * geometry.channels, elements_per_row(call, 1)};
         }
@@ -291,9 +284,7 @@ bool has_flat_gradients(const Call& call, bool can_be_packed) {
     const Geometry& geometry = call.geometry;
     constexpr int64_t size = sizeof(typename G::Accumulator);
     if (!fits_flat_rows<true>(geometry, size)) return false;
-    if (can_be_packed && !fill_vectors<true>(geometry, size) && !fill_vectors_together<true>(geometry, size)) {
-        return false;
-    }
+    if (can_be_packed && !fill_vectors<true>(geometry, size)) return false;
     const bool is_alone = RowsOfCoverings<typename G::Element, typename G::Accumulator>(call).planes == 1;
     const auto planes_follow = [&](const Operand& operand, auto size) {
         return is_alone ? has_dense_planes(geometry, operand, size) : is_contiguous(geometry, operand, size);

@@ -92,8 +92,21 @@ public:
         // Behind them, room for what take_every() reads too far.
         padded_.assign(level_count_ * capacity_ * size_ + kLanes<Accumulator> + axis.stride, reduction.identity());
         const Range window{0, axis.kernel, axis.dilation};
+        // Positions of neighbouring windows are a stride apart: those of one phase (position modulo stride) are brought
+        // together.
+        const int64_t phases = std::min(axis.stride, size_);
+        std::vector<int64_t> numbers(level_count_ * phases, -1);  // in sources_, by level and phase
+        const auto add = [&](int64_t level, int64_t position) {
+            const int64_t phase = position % axis.stride;
+            int64_t& number = numbers[level * phases + phase];
+            if (number < 0) {
+                number = static_cast<int64_t>(sources_.size());
+                sources_.push_back(level * capacity_ * size_ + phase);
+            }
+            places_.emplace_back(number, position / axis.stride);
+        };
         if (level_count_ > 1) {
-            for_each_piece<kMayOverlap<R>>(window, [&](int64_t level, int64_t position) { add(level, position); });
+            for_each_piece<kMayOverlap<R>>(window, add);
         } else {
             for (int64_t j = 0; j < axis.kernel; ++j) add(0, j * axis.dilation);
         }
@@ -166,19 +179,6 @@ private:
 
     int64_t phase_size() const { return capacity_ * (size_ / axis_.stride); }
 
-    // Positions of neighbouring windows are a stride apart: those of one phase (position modulo stride) are brought
-    // together.
-    void add(int64_t level, int64_t position) {
-        const int64_t phase = position % axis_.stride, phases = std::min(axis_.stride, size_);
-        numbers_.resize(level_count_ * phases, -1);
-        int64_t& number = numbers_[level * phases + phase];
-        if (number < 0) {
-            number = static_cast<int64_t>(sources_.size());
-            sources_.push_back(level * capacity_ * size_ + phase);
-        }
-        places_.emplace_back(number, position / axis_.stride);
-    }
-
     const R& reduction_;
     const Axis& axis_;
     const int64_t level_count_;
@@ -189,7 +189,6 @@ private:
     int64_t current_row_ = 0;           // asked for last
     Buffer<Accumulator> padded_, phases_;
     std::vector<int64_t> sources_;                     // where phases begin in padded_
-    std::vector<int64_t> numbers_;                     // of these, by level and phase; -1 where nothing is needed
     std::vector<std::pair<int64_t, int64_t>> places_;  // of pieces: number of the phase, position in it
     std::vector<const Accumulator*> taps_;             // of the current row
 };
