@@ -118,11 +118,129 @@ void backward_scattered(const Call& call, int64_t begin, int64_t end) {
     scatter_runs<T, 1>(call, first + kRuns * run, end);
 }
 
+// As wide as what is added up, to be compared lane by lane.
+template <class T>
+using PlanePosition = integer_t<sizeof(accumulator_t<T>), true>;
+
+// `sum`, and what is sent in lanes that name this position. Sums begin with 0, so none is -0: adding 0 changes nothing.
+template <class V, class Positions>
+inline V add_sent(V sum, V sent, Positions named, number_t<Positions> position) {
+#if defined(ONNXPOOL_AVX512)
+    if constexpr (sizeof(V) == 64 && sizeof(number_t<V>) == 4) {
+        const auto lanes = _mm512_cmpeq_epi32_mask((__m512i)named, _mm512_set1_epi32(position));
+        return (V)_mm512_mask_add_ps((__m512)sum, lanes, (__m512)sum, (__m512)sent);
+    } else if constexpr (sizeof(V) == 64) {
+        const auto lanes = _mm512_cmpeq_epi64_mask((__m512i)named, _mm512_set1_epi64(position));
+        return (V)_mm512_mask_add_pd((__m512d)sum, lanes, (__m512d)sum, (__m512d)sent);
+    }
+#endif
+    return sum + (V)((Positions)(named == position) & (Positions)sent);
+}
+
+// Windows of all channels at one position, vector by vector: each element that they look at takes what is sent in those
+// lanes that name it.
+template <class T>
+class SendingLanes {
+public:
+    using Accumulator = accumulator_t<T>;
+
+    // Whether it costs less than one addition for each window: windows are small, and channels fill vectors.
+    static bool are_worth_it(const Geometry& geometry) {
+        constexpr double most_taps = 1.6 * kCount;
+        constexpr int64_t least_channels = 32;
+        return geometry.channels >= least_channels && geometry.channels % kLeast == 0 &&
+               taps_of_window(geometry) <= most_taps && has_positions_of_32_bits(geometry);
+    }
+
+    explicit SendingLanes(const Geometry& geometry)
+        : channels_(geometry.channels), plane_(plane_size(geometry, input_size)), first_indices_(channels_) {
+        for (int64_t c = 0; c < channels_; ++c) first_indices_[c] = c * plane_;
+    }
+
+    // To elements at starts[0] + along, starts[1] + along, ..., whose sums are counted from position 0 of their planes
+    // on. The first channel's plane has this index.
+    void send(const T* grad_y, const int64_t* indices, int64_t first_index, const std::vector<int64_t>& starts,
+              const Range& along, Accumulator* sums) const {
+        send_vectors<4, kCount>(0, {grad_y, indices, first_index, starts, along, sums});
+    }
+
+private:
+    static constexpr int kCount = kLanes<Accumulator>, kLeast = std::min(kCount, 4);
+    using Position = PlanePosition<T>;
+
+    struct Windows {
+        const T* grad_y;
+        const int64_t* indices;
+        int64_t first_index;
+        const std::vector<int64_t>& starts;
+        const Range& along;
+        Accumulator* sums;
+    };
+
+    // Those of lanes from this one on, in so many vectors of so many lanes at a time, and then in fewer and shorter
+    // ones: what overlaps with what has just been written would have to wait for it.
+    template <int kVectors, int kLanesTogether>
+    __attribute__((always_inline)) void send_vectors(int64_t lane, const Windows& windows) const {
+        for (; lane + kVectors * kLanesTogether <= channels_; lane += kVectors * kLanesTogether) {
+            Vector<Accumulator, kLanesTogether> sent[kVectors];
+            Vector<Position, kLanesTogether> named[kVectors];
+            for (int v = 0; v < kVectors; ++v) {
+                const int64_t first = lane + v * kLanesTogether;
+                look_ahead<2048>(windows.grad_y + first);
+                sent[v] = load<kLanesTogether>(windows.grad_y + first);
+                named[v] = positions<kLanesTogether>(windows.indices + first, first, windows.first_index);
+            }
+            for (const int64_t start : windows.starts) {
+                int64_t position = start + windows.along.begin;
+                for (int64_t i = 0; i < windows.along.count; ++i, position += windows.along.step) {
+                    Accumulator* const target = windows.sums + position * channels_ + lane;
+                    for (int v = 0; v < kVectors; ++v) {
+                        const auto sum = load<kLanesTogether>(target + v * kLanesTogether);
+                        store(target + v * kLanesTogether,
+                              add_sent(sum, sent[v], named[v], static_cast<Position>(position)));
+                    }
+                }
+            }
+        }
+        if constexpr (kVectors > 1) {
+            send_vectors<kVectors / 2, kLanesTogether>(lane, windows);
+        } else if constexpr (kLanesTogether > kLeast) {
+            send_vectors<1, kLanesTogether / 2>(lane, windows);
+        }
+    }
+
+    // In planes, or behind them where an index names none of their elements.
+    template <int kLanesTogether>
+    auto positions(const int64_t* indices, int64_t lane, int64_t first_index) const {
+        constexpr int part = std::min(kLanes<int64_t>, kLanesTogether);
+        Position result[kLanesTogether];
+        for (int i = 0; i < kLanesTogether; i += part) {
+            look_ahead<4096>(indices + i);
+            const auto index = load<part>(indices + i) - load<part>(first_indices_.data() + lane + i) - first_index;
+            const auto position = reinterpret<Vector<uint64_t, part>>(index);
+            const auto size = static_cast<uint64_t>(plane_);
+            store(result + i, convert<Position>(position < size ? position : position * 0 + size));
+        }
+        return load<kLanesTogether>(result);
+    }
+
+    const int64_t channels_, plane_;
+    Buffer<int64_t> first_indices_;
+};
+
+// Those of the taps that are positions first ... first + size - 1.
+inline Range taps_between(const Range& taps, int64_t first, int64_t size) {
+    const int64_t skipped = std::clamp<int64_t>(ceil_div(first - taps.begin, taps.step), 0, taps.count);
+    const int64_t begin = taps.begin + skipped * taps.step;
+    return {begin, std::clamp<int64_t>(ceil_div(first + size - begin, taps.step), 0, taps.count - skipped), taps.step};
+}
+
 // Tensors whose channels are innermost, and otherwise dense. Units are slices.
 template <class T>
 void backward_scattered_channels(const Call& call, int64_t begin, int64_t end) {
     if (begin >= end) return;
     const Geometry& geometry = call.geometry;
+    const int last = geometry.rank - 1;
     const Axis& axis = geometry.axes[0];
     const Slices slices(geometry);
     const int64_t plane = plane_size(geometry, input_size), channels = geometry.channels;
@@ -131,28 +249,62 @@ void backward_scattered_channels(const Call& call, int64_t begin, int64_t end) {
     // What is complete waits while windows send to what follows, unless there is one window for all.
     const int64_t kept = plane_size(geometry, output_size) > 1 ? 2 * (slices.reach() + axis.stride) : axis.input;
     SumsInOrder<T> sums_in_order(call, begin * slice_size, kept * slice_size);
-    const int64_t last = slices.last_windows(end - 1);
-    for (int64_t slice = slices.first_windows(begin); slice <= last; ++slice) {
+    std::optional<SendingLanes<T>> lanes;
+    std::vector<AxisTable> tables;
+    if (SendingLanes<T>::are_worth_it(geometry)) {
+        lanes.emplace(geometry);
+        tables = axis_tables(call);
+    }
+    int64_t strides[kMaxSpatialRank];
+    packed_strides(geometry, 1, input_size, strides);
+    std::vector<int64_t> starts;
+    const int64_t last_windows = slices.last_windows(end - 1);
+    for (int64_t slice = slices.first_windows(begin); slice <= last_windows; ++slice) {
         const int64_t first = std::max(slices.begin(slice), begin), size = std::min(slices.end(slice), end) - first;
         accumulator_t<T>* const sums = sums_in_order.between(first * slice_size, (first + size) * slice_size);
-        const int64_t positions = size * slice_size / channels;
-        const int64_t image = slice / axis.output;
-        const int64_t first_index = image * channels * plane + (first - image * axis.input) * (plane / axis.input);
+        const int64_t image = slice / axis.output, first_slice = first - image * axis.input;
+        const int64_t first_index = image * channels * plane, first_position = first_slice * (plane / axis.input);
         const T* grad_y = static_cast<const T*>(call.grad_y.data) + slice * slice_positions * channels;
         const int64_t* indices = static_cast<const int64_t*>(call.indices.data) + slice * slice_positions * channels;
         const int64_t written = ceil_div(sums_in_order.waiting(), slice_positions);
-        for (int64_t i = 0; i < slice_positions; ++i, grad_y += channels, indices += channels) {
+        const auto finish_position = [&] {
+            grad_y += channels;
+            indices += channels;
+            sums_in_order.write(written);
+        };
+        if (!lanes) {
+            const auto positions = static_cast<uint64_t>(size * slice_size / channels);
             const auto send = [&](int64_t c) {
-                const int64_t position = indices[c] - (first_index + c * plane);
-                if (static_cast<uint64_t>(position) >= static_cast<uint64_t>(positions)) return;
+                const int64_t position = indices[c] - (first_index + c * plane + first_position);
+                if (static_cast<uint64_t>(position) >= positions) return;
                 sums[position * channels + c] += static_cast<accumulator_t<T>>(load<1>(grad_y + c));
             };
-            send_in_order(channels, send, [&](int64_t c) {
-                look_ahead<4096>(indices + c);
-                look_ahead<2048>(grad_y + c);
-            });
-            sums_in_order.write(written);
+            for (int64_t i = 0; i < slice_positions; ++i, finish_position()) {
+                send_in_order(channels, send, [&](int64_t c) {
+                    look_ahead<4096>(indices + c);
+                    look_ahead<2048>(grad_y + c);
+                });
+            }
+            continue;
         }
+        const Range windows{slice - image * axis.output, 1, 1};
+        const auto send_row = [&](const int64_t* outer, int64_t, const int64_t (&)[1]) {
+            Range taps[kMaxSpatialRank];
+            for (int a = 0; a < last; ++a) taps[a] = tables[a].taps[outer[a]];
+            taps[0] = last > 0 ? taps_between(taps[0], first_slice, size) : taps[0];
+            taps[last] = {0, 1, 1};
+            starts.clear();
+            for_each_row<1>(taps, geometry.rank, {strides},
+                            [&](const int64_t (&offsets)[1], const int64_t*) { starts.push_back(offsets[0]); });
+            const Range outputs = last > 0 ? Range{0, geometry.axes[last].output, 1} : windows;
+            for (int64_t i = 0; i < outputs.count; ++i, finish_position()) {
+                const Range& along = tables[last].taps[outputs.begin + i];
+                lanes->send(grad_y, indices, first_index, starts,
+                            last > 0 ? along : taps_between(along, first_slice, size),
+                            sums - first_position * channels);
+            }
+        };
+        for_each_row_of_slices<1>(geometry, output_size, windows, {call.grad_y.strides + 2}, send_row);
     }
     sums_in_order.finish(end * slice_size);
 }

@@ -98,10 +98,6 @@ Task plan_packed(const Call& call) {
             plane_elements(call) * static_cast<double>(planes)};
 }
 
-inline bool has_positions_of_32_bits(const Geometry& geometry) {
-    return plane_size(geometry, input_size) < std::numeric_limits<int32_t>::max();
-}
-
 // The rows of windows, or of the elements that windows cover.
 template <bool kCoverings>
 AlongRow along_row(const Axis& axis) {
@@ -214,12 +210,6 @@ template <class T>
 struct WideSums<Average<T>> {
     using type = Average<T, wide_accumulator_t<T>>;
 };
-
-inline double taps_of_window(const Geometry& geometry) {
-    double taps = 1;
-    for (int a = 0; a < geometry.rank; ++a) taps *= static_cast<double>(geometry.axes[a].kernel);
-    return taps;
-}
 
 // Whether maxima with Indices are found window by window, for channels that are next to each other: where windows are
 // small and channels fill vectors, or there are no keys.
@@ -344,7 +334,7 @@ Task plan_sum_gradient(const Call& call) {
 template <class T>
 Task plan_index_gradient(const Call& call) {
     constexpr double most_sums = 1 << 20;  // that windows may still send to: they need a place beside grad_x
-    constexpr double least_overlap = 4, much_overlap = 49;
+    constexpr double much_overlap = 49;
     const Geometry& geometry = call.geometry;
     const Axis& axis = geometry.axes[0];
     double overlap = taps_of_window(geometry), slice = call.channels_innermost ? geometry.channels : 1;
@@ -362,9 +352,7 @@ Task plan_index_gradient(const Call& call) {
         return {backward_scattered_channels<T>, geometry.batch * axis.input, slice};
     }
     if (in_order) {
-        const auto run = overlap < least_overlap   ? backward_scattered<T, 1>
-                         : overlap <= much_overlap ? backward_scattered<T, 2>
-                                                   : backward_scattered<T, 4>;
+        const auto run = overlap <= much_overlap ? backward_scattered<T, 2> : backward_scattered<T, 4>;
         return {run, geometry.batch * geometry.channels * axis.input, slice};
     }
     const int64_t block = index_lanes<T>(call);

@@ -209,6 +209,16 @@ inline int64_t window_reach(const Axis& axis) { return (axis.kernel - 1) * axis.
 // Elements from the first tap of the first window to the last tap of the last one.
 inline int64_t row_reach(const Axis& axis) { return (axis.output - 1) * axis.stride + window_reach(axis) + 1; }
 
+inline double taps_of_window(const Geometry& geometry) {
+    double taps = 1;
+    for (int a = 0; a < geometry.rank; ++a) taps *= static_cast<double>(geometry.axes[a].kernel);
+    return taps;
+}
+
+inline bool has_positions_of_32_bits(const Geometry& geometry) {
+    return plane_size(geometry, input_size) < std::numeric_limits<int32_t>::max();
+}
+
 // Whether the planes of a tensor are dense in memory, but for what is between elements that are `stride` apart.
 template <class Size>
 bool has_dense_planes(const Geometry& geometry, const Operand& operand, Size size_of_axis, int64_t stride = 1) {
