@@ -83,6 +83,7 @@ public:
 protected:
     static constexpr int kCount = kLanes<Accumulator>;
     static constexpr int kMostVectors = ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2;  // enough to pay for finding their lanes
+    static constexpr int64_t kMostLead = (1 << 18) / sizeof(T);
     static constexpr int64_t kLeastBytesAskedFor = 3 * 64;  // for each row: shorter ones are asked for together
     using V = Vector<Accumulator, kCount>;
 
@@ -137,13 +138,17 @@ protected:
             extent += (geometry.axes[a].input - 1) * call_.x.strides[2 + a];
         }
         for (int64_t row = 0; row <= rows; ++row) shares_.push_back(extent * row / rows);
+        for (int64_t row = 0; asks && row < rows; ++row) {
+            lead_ = std::max(lead_, rows_.elements_end(row, 1, columns_) - shares_[row + 1]);
+        }
+        lead_ = std::min(lead_, kMostLead);
     }
 
     // Asks for what will be read next, as much as these rows' share of their plane is: each part of it once, whatever
-    // their windows have in common.
+    // their windows have in common, and before the first of them reads it.
     ONNXPOOL_ASKING void ask_for_next(const T* plane, const Row* row, const Row* end) const {
         const int64_t *const first = shares_.data() + (row - rows_.rows.data()), *const last = first + (end - row);
-        prefetch_ahead(plane + *first, *last - *first);
+        prefetch_ahead(plane + *first + lead_, *last - *first);
     }
 
     // Into the phases, for each row of windows: the rows of these taps of it, combined.
@@ -418,7 +423,8 @@ protected:
     const RowTaps rows_;
     const bool planes_are_one_run_;  // of one row each
     const bool is_vector_by_row_;    // each row takes one
-    std::vector<int64_t> shares_;    // before each row: of a plane's elements, how many are asked for until then
+    std::vector<int64_t> shares_;    // before each row: of a plane's elements, how many are asked for until then,
+    int64_t lead_ = 0;               // and how far rows read beyond that
     Accumulator* phase_[kMostPhases] = {};
     int64_t taps_of_phase_[kMostResultPhases] = {};  // of the results
     std::vector<const Accumulator*> sources_;        // of taps along the row: what the first window takes
