@@ -343,6 +343,7 @@ protected:
     __attribute__((always_inline)) static void with_known_taps(int64_t taps, const Body& body) {
         if (taps == 2) return body(std::integral_constant<int, 2>());
         if (taps == 3) return body(std::integral_constant<int, 3>());
+        if (taps == 5) return body(std::integral_constant<int, 5>());
         body(std::integral_constant<int, 0>());
     }
 
