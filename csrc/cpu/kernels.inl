@@ -37,9 +37,12 @@ inline bool has_contiguous_rows(const Call& call) {
            std::max(row_reach(axis), axis.stride) <= 2 * (axis.input + axis.output) + 64;
 }
 
-// Whether rows hold so few windows that these fill vectors badly.
+// Whether rows hold so few windows that these fill vectors badly, or few and leave gaps between rows that follow each
+// other.
 inline bool has_few_columns_of_windows(const Geometry& geometry) {
-    return geometry.axes[geometry.rank - 1].output <= 3;
+    constexpr int64_t least = 4, many = 8;
+    const auto along = AlongRow::of_windows(geometry.axes[geometry.rank - 1]);
+    return along.outputs < least || (along.outputs < many && 4 * along.outputs < 3 * along.pitch());
 }
 
 // Planes whose rows fill vectors badly, or cost much for another reason, and of which a group stays in the caches.
@@ -135,11 +138,14 @@ bool fill_vectors(const Geometry& geometry, int64_t accumulator_size) {
 template <class R>
 bool has_flat_rows(const Call& call) {
     const Geometry& geometry = call.geometry;
-    if (!fits_flat_rows<false>(geometry, sizeof(typename R::Accumulator)) || call.x.strides[1 + geometry.rank] != 1 ||
+    constexpr int64_t size = sizeof(typename R::Accumulator);
+    constexpr int64_t most_taps = R::kInOrder ? 1 << 16 : 1 << 12;  // what is in order has no other fast kernel
+    if (!fits_flat_rows<false>(geometry, size, most_taps) || call.x.strides[1 + geometry.rank] != 1 ||
         !RowsOfWindows<R>(call).follow()) {
         return false;
     }
-    if (!fill_vectors<false>(geometry, sizeof(typename R::Accumulator)) && can_be_packed<R>(call)) return false;
+    const bool fill = fill_vectors<false>(geometry, size) && !has_few_columns_of_windows(geometry);
+    if (!fill && can_be_packed<R>(call)) return false;
     const std::vector<AxisTable> tables = axis_tables(call);
     return R::kInOrder || !(tables.back().windows_share || is_separable<R>(tables));
 }
@@ -177,8 +183,9 @@ Task plan_window(const Call& call) {
         }
         if (can_be_packed<R>(call)) return plan_packed<R>(call);
     }
-    if constexpr (!R::kIndexed && !R::kInOrder) {
-        if (has_contiguous_rows(call)) task.run = forward_rows<R>;
+    if constexpr (!R::kIndexed) {
+        const bool is_in_order = !R::kInOrder || geometry.rank == 1;  // rows are combined before their elements are
+        if (is_in_order && has_contiguous_rows(call)) task.run = forward_rows<R>;
     }
     return task;
 }

@@ -83,7 +83,7 @@ public:
     PaddedRows(const R& reduction, const Axis& axis, const AxisTable& table, int64_t rows)
         : reduction_(reduction),
           axis_(axis),
-          level_count_(table.windows_share ? levels_of(axis.kernel) : 1),
+          level_count_(table.windows_share && !R::kInOrder ? levels_of(axis.kernel) : 1),
           takes_phases_together_(sizeof(Accumulator) >= 4 && axis.stride > 1 && axis.stride <= kMostResultPhases &&
                                  axis.kernel >= axis.stride && axis.dilation == 1 && level_count_ == 1),
           size_(padded_size(axis)),
