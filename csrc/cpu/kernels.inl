@@ -49,10 +49,12 @@ inline bool has_few_columns_of_windows(const Geometry& geometry) {
 template <class R>
 bool is_worth_packing(const Geometry& geometry, bool are_rows_dear) {
     constexpr int64_t narrow = 3 * 64 / sizeof(typename R::Element);
-    constexpr double large = 1 << 19;
+    // What is in order is computed window by window otherwise: lanes without planes cost less.
+    constexpr double large = R::kInOrder ? 1 << 23 : 1 << 19;
+    constexpr int64_t most_lanes = R::kInOrder ? 8 : 1;  // for a plane
     if (geometry.axes[geometry.rank - 1].input >= narrow && !are_rows_dear && !R::kInOrder) return false;
     const int64_t planes = packed_planes<typename R::Accumulator>(geometry, sizeof(typename R::Element));
-    if (geometry.batch * geometry.channels < planes) return false;
+    if (geometry.batch * geometry.channels * most_lanes < planes) return false;
     auto bytes = static_cast<double>(planes) * sizeof(typename R::Element);
     for (int a = 0; a < geometry.rank; ++a) {
         bytes *= static_cast<double>(std::max(geometry.axes[a].input, geometry.axes[a].output));
