@@ -84,6 +84,7 @@ protected:
     static constexpr int kCount = kLanes<Accumulator>;
     static constexpr int kMostVectors = ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2;  // enough to pay for finding their lanes
     static constexpr int64_t kMostLead = (1 << 18) / sizeof(T);
+    static constexpr int64_t kTogether = 1024 / sizeof(T);  // elements: memory that is asked for at once has to wait
     static constexpr int64_t kLeastBytesAskedFor = 3 * 64;  // for each row: shorter ones are asked for together
     using V = Vector<Accumulator, kCount>;
 
@@ -147,8 +148,19 @@ protected:
     // Asks for what will be read next, as much as these rows' share of their plane is: each part of it once, whatever
     // their windows have in common, and before the first of them reads it.
     ONNXPOOL_ASKING void ask_for_next(const T* plane, const Row* row, const Row* end) const {
+        ask_for_next(plane, row, end, 0, 1, 1);
+    }
+
+    // The same when `done` of all elements of a run have been read, for so many more.
+    ONNXPOOL_ASKING void ask_for_next(const T* plane, const Row* row, const Row* end, int64_t done, int64_t part,
+                                      int64_t all) const {
         const int64_t *const first = shares_.data() + (row - rows_.rows.data()), *const last = first + (end - row);
-        prefetch_ahead(plane + *first + lead_, *last - *first);
+        const int64_t share = *last - *first;
+        const auto share_of = [&](int64_t elements) {
+            return elements == 0 || elements == all ? share * (elements > 0) : share * elements / all;
+        };
+        const int64_t begin = share_of(done);
+        prefetch_ahead(plane + *first + lead_ + begin, share_of(done + part) - begin);
     }
 
     // Into the phases, for each row of windows: the rows of these taps of it, combined.
@@ -233,10 +245,15 @@ protected:
         while (row != row_end) {
             const auto [tap, last_tap, together] = limited(*row, begin, end);
             const int64_t rows = std::min<int64_t>(together, row_end - row);
-            if (begin == 0 && !asks_at_once_) ask_for_next(plane, row, row + rows);
+            const bool asks = begin == 0 && !asks_at_once_;
             if (tap < last_tap) {
-                combine_run<kPhases>(plane, rows_.offsets.data() + tap, rows_.offsets.data() + last_tap,
-                                     (rows - 1) * kPhases * pitch_ + columns_, target);
+                const int64_t size = (rows - 1) * kPhases * pitch_ + columns_;
+                for (int64_t done = 0; done < size; done += kTogether) {
+                    const int64_t part = std::min(kTogether, size - done);
+                    if (asks) ask_for_next(plane, row, row + rows, done, part, size);
+                    combine_run<kPhases>(plane + done, rows_.offsets.data() + tap, rows_.offsets.data() + last_tap,
+                                         part, target + done / kPhases);
+                }
             } else {
                 for (Accumulator* phase : phase_) {
                     if (phase) std::fill_n(phase + target, rows * pitch_, reduction_.identity());
