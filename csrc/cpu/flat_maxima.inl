@@ -110,27 +110,28 @@ private:
         const Position *const begins = begins_.data(), *const first_taps = first_taps_.data();
         const Position* const positions_of_taps = positions_of_taps_.data();
         const V identity = filled<V>(this->reduction_.identity());
+        const int64_t step = this->vector_step_;
         if (taps == 0) return;  // no window has data
         this->for_each_vector(
-            0, count * this->outputs_, [&](auto n, int64_t place, int64_t output, const auto& columns) {
+            0, count * this->outputs_, [&](auto n, int64_t place, int64_t output, const auto& kinds) {
                 V largest[n];
                 Positions found[n];
                 for (int v = 0; v < n; ++v) {
                     const V value = load<kCount>(sources[0] + place + v * kCount);
-                    largest[v] = where(lanes[columns[v] * taps], value, identity);
-                    found[v] = load<kCount>(first_taps + columns[v]);
+                    largest[v] = where(lanes[kinds[v] * taps], value, identity);
+                    found[v] = load<kCount>(first_taps + kinds[v] * step);
                 }
                 for (int64_t tap = 1; tap < taps; ++tap) {
                     const Accumulator* const source = sources[tap] + place;
                     const Positions position = filled<Positions>(positions_of_taps[tap]);
                     for (int v = 0; v < n; ++v) {
-                        take_larger(lanes[columns[v] * taps + tap], load<kCount>(source + v * kCount), position,
+                        take_larger(lanes[kinds[v] * taps + tap], load<kCount>(source + v * kCount), position,
                                     largest[v], found[v]);
                     }
                 }
                 for (int v = 0; v < n; ++v) {
                     store(maxima + output + v * kCount, largest[v]);
-                    store(positions + output + v * kCount, found[v] + load<kCount>(begins + columns[v]));
+                    store(positions + output + v * kCount, found[v] + load<kCount>(begins + kinds[v] * step));
                 }
             });
     }
@@ -194,7 +195,7 @@ private:
     RowTaps windows_;                       // which rows of elements rows of windows take, by number
     Buffer<Position> positions_of_rows_;    // and the positions that these begin at
     std::vector<int64_t> needed_from_;      // the first row that a row of windows or a later one takes
-    Buffer<Position> begins_, first_taps_;  // of windows, by columns as lanes_ are: position of the tap at 0, and how
+    Buffer<Position> begins_, first_taps_;  // of windows, by columns: position of the tap at 0, and how
                                             // far the first datum is from there
     std::vector<Position> positions_of_taps_;
     int64_t kept_ = 1;         // rows of elements, a power of two

@@ -20,6 +20,7 @@ public:
           pitch_(along.pitch()),
           results_follow_(along.results_follow()),
           is_one_run_(results_follow_ || result_phases_ > kMostPhases),
+          vector_step_(along.vector_step(kCount)),
           asks_at_once_(along.columns * static_cast<int64_t>(sizeof(T)) < kLeastBytesAskedFor),
           rows_(call.geometry, output_size, tables, call.x.strides + 2, along.elements_follow()),
           planes_are_one_run_(along.elements_follow() && rows_.rows.size() == 1 && rows_.most_taps == 1 &&
@@ -115,9 +116,8 @@ protected:
             tap_positions_.push_back(tap.position);
         }
         const size_t taps = along.taps.size();
-        lanes_.assign(pitch_ * taps, Lanes{});
-        const int64_t step = is_one_run_ ? std::gcd<int64_t>(kCount, pitch_) : kCount;  // of columns vectors begin with
-        for (int64_t first = 0; first < pitch_; first += step) {
+        lanes_.assign(ceil_div(pitch_, vector_step_) * taps, Lanes{});
+        for (int64_t first = 0, kind = 0; first < pitch_; first += vector_step_, ++kind) {
             for (size_t i = 0; i < taps; ++i) {
                 const AlongRow::Tap& tap = along.taps[i];
                 const int64_t begin = -tap.shift - first;
@@ -125,7 +125,7 @@ protected:
                 const int64_t end = std::min(limit, along.results_in(tap.result_phase)) - first;
                 // What follows the end of a row is the next one, or nothing.
                 for (int64_t row = 0; row < (is_one_run_ ? first + kCount : 1); row += pitch_) {
-                    lanes_[first * taps + i] |= lanes_between<V>(std::max(begin, -first) + row, end + row);
+                    lanes_[kind * taps + i] |= lanes_between<V>(std::max(begin, -first) + row, end + row);
                 }
             }
         }
@@ -320,23 +320,21 @@ protected:
         if (i < size) visit_next(one);
     }
 
-    // visit(how many vectors, as a type, the first one's place in phases, its output, the columns they begin with): all
-    // vectors of these outputs.
+    // visit(how many vectors, as a type, the first one's place in phases, its output, their kinds): all vectors of these
+    // outputs. Those of a kind begin with the same column.
     template <class Visit>
     __attribute__((always_inline)) void for_each_vector(int64_t begin, int64_t end, const Visit& visit) const {
         const int64_t pitch = pitch_, phases = result_phases_, line = is_one_run_ ? end - begin : outputs_;
         const int64_t places = ceil_div(line, phases);
-        const int64_t step = is_one_run_ ? kCount % pitch : kCount;
-        const auto next = [&](int64_t column) {
-            return column + step >= pitch ? column + step - pitch : column + step;
-        };
+        const int64_t kinds = ceil_div(pitch, vector_step_), step = is_one_run_ ? kCount / vector_step_ % kinds : 1;
+        const auto next = [&](int64_t kind) { return kind + step >= kinds ? kind + step - kinds : kind + step; };
         for (int64_t first = begin; first < end; first += line) {
             const int64_t place = is_one_run_ ? first / phases : first / outputs_ * pitch;
-            int64_t column = is_one_run_ ? place % pitch : 0;
+            int64_t kind = is_one_run_ ? place % pitch / vector_step_ : 0;
             in_groups_of_vectors(places, [&](auto count, int64_t i) {
-                int64_t columns[count];
-                for (int v = 0; v < count; ++v) columns[v] = std::exchange(column, next(column));
-                visit(count, place + i, first + i * phases, columns);
+                int64_t kinds_of_vectors[count];
+                for (int v = 0; v < count; ++v) kinds_of_vectors[v] = std::exchange(kind, next(kind));
+                visit(count, place + i, first + i * phases, kinds_of_vectors);
             });
         }
     }
@@ -367,7 +365,7 @@ protected:
     // Adds what some vectors take of these of all taps, whose sources are given.
     template <int kVectors>
     __attribute__((always_inline)) void combine_taps_at(V (&sums)[kVectors], int64_t place,
-                                                        const int64_t (&columns)[kVectors],
+                                                        const int64_t (&kinds)[kVectors],
                                                         const Accumulator* const* sources, int64_t taps, int64_t tap,
                                                         int64_t last) const {
         const Lanes* const lanes = lanes_.data();
@@ -375,7 +373,7 @@ protected:
             const Accumulator* const source = sources[tap] + place;
             for (int v = 0; v < kVectors; ++v) {
                 const V taken = load<kCount>(source + v * kCount);
-                sums[v] = where(lanes[columns[v] * taps + tap], reduction_.combine(sums[v], taken), sums[v]);
+                sums[v] = where(lanes[kinds[v] * taps + tap], reduction_.combine(sums[v], taken), sums[v]);
             }
         }
     }
@@ -386,11 +384,11 @@ protected:
         const auto taps = static_cast<int64_t>(sources_.size());
         phase_sums_.resize(std::max<size_t>(phase_sums_.size(), result_phases_ * size));
         sums_.resize(std::max<size_t>(sums_.size(), all));
-        for_each_vector(0, all, [&](auto count, int64_t place, int64_t, const auto& columns) {
+        for_each_vector(0, all, [&](auto count, int64_t place, int64_t, const auto& kinds) {
             for (int64_t phase = 0, tap = 0; phase < result_phases_; ++phase) {
                 V sums[count];
                 for (V& sum : sums) sum = filled<V>(reduction_.identity());
-                combine_taps_at(sums, place, columns, sources_.data(), taps, tap, tap + taps_of_phase_[phase]);
+                combine_taps_at(sums, place, kinds, sources_.data(), taps, tap, tap + taps_of_phase_[phase]);
                 tap += taps_of_phase_[phase];
                 Accumulator* const target = phase_sums_.data() + phase * size + place;
                 for (int v = 0; v < count; ++v) store(target + v * kCount, sums[v]);
@@ -408,14 +406,14 @@ protected:
         const Accumulator* const* const sources = kTaps > 0 ? kept : sources_.data();
         const int64_t taps = kTaps > 0 ? kTaps : static_cast<int64_t>(sources_.size());
         const int64_t first_end = kPhases == 1 ? taps : taps_of_phase_[0];
-        for_each_vector(begin, end, [&](auto count, int64_t place, int64_t output, const auto& columns) {
+        for_each_vector(begin, end, [&](auto count, int64_t place, int64_t output, const auto& kinds) {
             V sums[kPhases][count];
             const auto combine = [&](V(&sum)[count], int64_t tap, int64_t last) {
                 for (int v = 0; v < count; ++v) {
                     sum[v] =
                         kGoesOn ? load<kCount>(sums_.data() + output + v * kCount) : filled<V>(reduction_.identity());
                 }
-                combine_taps_at(sum, place, columns, sources, taps, tap, last);
+                combine_taps_at(sum, place, kinds, sources, taps, tap, last);
             };
             combine(sums[0], 0, first_end);
             if constexpr (kPhases == 2) combine(sums[1], first_end, taps);
@@ -437,6 +435,7 @@ protected:
     const int64_t pitch_;
     const bool results_follow_;  // over rows as they do in phases
     const bool is_one_run_;      // vectors go on from one row to the next
+    const int64_t vector_step_;  // they begin with columns that are multiples of it
     const bool asks_at_once_;    // for what comes after all rows of a group, rather than after each
     const RowTaps rows_;
     const bool planes_are_one_run_;  // of one row each
@@ -447,7 +446,7 @@ protected:
     int64_t taps_of_phase_[kMostResultPhases] = {};  // of the results
     std::vector<const Accumulator*> sources_;        // of taps along the row: what the first window takes
     std::vector<int64_t> tap_positions_;             // and the columns that this is at
-    Buffer<Lanes> lanes_;  // by the column of the first one, and tap: which take it, none beyond the line's end
+    Buffer<Lanes> lanes_;  // by kind of vector and tap: which take it, none beyond the line's end
     Buffer<Accumulator> buffer_, sums_, phase_sums_;
 };
 

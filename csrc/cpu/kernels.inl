@@ -66,9 +66,11 @@ template <class R>
 bool can_be_packed(const Call& call) {
     const Geometry& geometry = call.geometry;
     // A row that is not combined with others before its elements, a stride apart, are taken from it: one by one, or in
-    // phases, which long vectors gain little from.
-    constexpr int64_t most_phases = ONNXPOOL_VECTOR_BYTES == 64 ? kMostPhases : kMostResultPhases;
-    const bool is_alone = geometry.rank == 1 && geometry.axes[0].stride > most_phases && !is_keyed<R>;
+    // phases, which short rows gain little from.
+    constexpr int64_t most_phases = kMostResultPhases - 1, many_windows = 80;
+    const Axis& axis = geometry.axes[0];
+    const bool is_alone = geometry.rank == 1 && !is_keyed<R> && axis.stride > kMostPhases &&
+                          (axis.stride > most_phases || axis.output < many_windows);
     const bool are_rows_dear = is_alone || has_few_columns_of_windows(geometry);
     return has_planes_in_order(geometry, call.x, input_size) && has_planes_in_order(geometry, call.y, output_size) &&
            is_worth_packing<R>(geometry, are_rows_dear);
@@ -120,7 +122,8 @@ bool fits_flat_rows(const Geometry& geometry, int64_t accumulator_size, int64_t 
         return false;
     }
     const auto along = along_row<kCoverings>(axis);
-    return static_cast<int64_t>(along.taps.size()) * along.pitch() <= most_taps;
+    const bool stays_in_cache = along.phases == 1 && along.pitch() <= 2 * long_row;  // then rows may have more taps
+    return static_cast<int64_t>(along.taps.size()) * along.pitch() <= (stays_in_cache ? 4 * most_taps : most_taps);
 }
 
 // Whether such rows fill vectors well enough not to be packed: each of them, or those of a slice of two axes, which are

@@ -128,12 +128,18 @@ public:
             std::copy_n(x, axis_.input, data(row));
             return;
         }
+        constexpr int64_t together = 1024 / sizeof(Accumulator);  // memory that is asked for at once has to wait
         are_in_phases_ = true;
         const int64_t stride = axis_.stride, places = size_ / stride;
         const int64_t begin = std::min(ceil_div(axis_.pad_begin, stride), places);
         const int64_t end = std::clamp((axis_.pad_begin + axis_.input) / stride, begin, places);
         Accumulator* const target = phases_.data() + row * places;
-        take_phases(x + begin * stride - axis_.pad_begin, end - begin, target + begin);
+        for (int64_t place = begin, next; place < end; place = next) {
+            next = std::min(place + together / stride, end);
+            const Accumulator* const source = x + place * stride - axis_.pad_begin;
+            if (!kForeseesRuns) prefetch_ahead(source, (next - place) * stride);
+            take_phases(source, next - place, target + place);
+        }
         const auto take_single = [&](int64_t place) {  // where not all are data
             for (int64_t phase = 0; phase < stride; ++phase) {
                 const int64_t i = place * stride + phase - axis_.pad_begin;

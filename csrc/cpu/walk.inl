@@ -461,6 +461,9 @@ inline void for_each_row_of_plane(const Geometry& geometry, Size size_of_axis,
     for_each_row_of_slices<kLayouts>(geometry, size_of_axis, {0, size_of_axis(geometry.axes[0]), 1}, strides, row);
 }
 
+constexpr int64_t kMostPhases = 2;        // that kernels know how to take apart and to put together in vectors
+constexpr int64_t kMostResultPhases = 8;  // that they put together
+
 // Along the last axis, which elements results are made of. Where a stride lies between the elements of neighbouring
 // results, or between the results of neighbouring elements, those at positions that leave the same remainder when
 // divided by it are brought together: in a phase.
@@ -506,6 +509,12 @@ struct AlongRow {
     bool elements_follow() const { return columns == phases * pitch(); }
     bool results_follow() const { return outputs == result_phases * pitch(); }
 
+    // What the columns are multiples of that vectors of so many lanes begin with: they go on over rows where results do,
+    // or lie in phases to be put together.
+    int64_t vector_step(int64_t lanes) const {
+        return results_follow() || result_phases > kMostPhases ? std::gcd(lanes, pitch()) : lanes;
+    }
+
     int64_t elements_in(int64_t phase) const { return ceil_div(columns - phase, phases); }
     int64_t results_in(int64_t phase) const { return ceil_div(outputs - phase, result_phases); }
 
@@ -514,9 +523,6 @@ private:
         if (tap.shift > -results_in(tap.result_phase) && tap.shift < elements_in(tap.phase)) taps.push_back(tap);
     }
 };
-
-constexpr int64_t kMostPhases = 2;        // that kernels know how to take apart and to put together in vectors
-constexpr int64_t kMostResultPhases = 8;  // that they put together
 
 // visit(taps along the outer axes, and one along the last, number of the row): the rows of results of a plane.
 template <class Size, class Visit>
