@@ -112,28 +112,27 @@ private:
         const V identity = filled<V>(this->reduction_.identity());
         const int64_t step = this->vector_step_;
         if (taps == 0) return;  // no window has data
-        this->for_each_vector(
-            0, count * this->outputs_, [&](auto n, int64_t place, int64_t output, const auto& kinds) {
-                V largest[n];
-                Positions found[n];
+        this->for_each_vector(0, count * this->outputs_, [&](auto n, int64_t place, int64_t output, const auto& kinds) {
+            V largest[n];
+            Positions found[n];
+            for (int v = 0; v < n; ++v) {
+                const V value = load<kCount>(sources[0] + place + v * kCount);
+                largest[v] = where(lanes[kinds[v] * taps], value, identity);
+                found[v] = load<kCount>(first_taps + kinds[v] * step);
+            }
+            for (int64_t tap = 1; tap < taps; ++tap) {
+                const Accumulator* const source = sources[tap] + place;
+                const Positions position = filled<Positions>(positions_of_taps[tap]);
                 for (int v = 0; v < n; ++v) {
-                    const V value = load<kCount>(sources[0] + place + v * kCount);
-                    largest[v] = where(lanes[kinds[v] * taps], value, identity);
-                    found[v] = load<kCount>(first_taps + kinds[v] * step);
+                    take_larger(lanes[kinds[v] * taps + tap], load<kCount>(source + v * kCount), position, largest[v],
+                                found[v]);
                 }
-                for (int64_t tap = 1; tap < taps; ++tap) {
-                    const Accumulator* const source = sources[tap] + place;
-                    const Positions position = filled<Positions>(positions_of_taps[tap]);
-                    for (int v = 0; v < n; ++v) {
-                        take_larger(lanes[kinds[v] * taps + tap], load<kCount>(source + v * kCount), position,
-                                    largest[v], found[v]);
-                    }
-                }
-                for (int v = 0; v < n; ++v) {
-                    store(maxima + output + v * kCount, largest[v]);
-                    store(positions + output + v * kCount, found[v] + load<kCount>(begins + kinds[v] * step));
-                }
-            });
+            }
+            for (int v = 0; v < n; ++v) {
+                store(maxima + output + v * kCount, largest[v]);
+                store(positions + output + v * kCount, found[v] + load<kCount>(begins + kinds[v] * step));
+            }
+        });
     }
 
     // Of a row of windows, which takes these rows of the plane whose rows begin with `first_row`.

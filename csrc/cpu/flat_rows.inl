@@ -85,7 +85,7 @@ protected:
     static constexpr int kCount = kLanes<Accumulator>;
     static constexpr int kMostVectors = ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2;  // enough to pay for finding their lanes
     static constexpr int64_t kMostLead = (1 << 18) / sizeof(T);
-    static constexpr int64_t kTogether = 1024 / sizeof(T);  // elements: memory that is asked for at once has to wait
+    static constexpr int64_t kTogether = 1024 / sizeof(T);  // elements of long runs
     static constexpr int64_t kLeastBytesAskedFor = 3 * 64;  // for each row: shorter ones are asked for together
     using V = Vector<Accumulator, kCount>;
 
@@ -148,19 +148,8 @@ protected:
     // Asks for what will be read next, as much as these rows' share of their plane is: each part of it once, whatever
     // their windows have in common, and before the first of them reads it.
     ONNXPOOL_ASKING void ask_for_next(const T* plane, const Row* row, const Row* end) const {
-        ask_for_next(plane, row, end, 0, 1, 1);
-    }
-
-    // The same when `done` of all elements of a run have been read, for so many more.
-    ONNXPOOL_ASKING void ask_for_next(const T* plane, const Row* row, const Row* end, int64_t done, int64_t part,
-                                      int64_t all) const {
         const int64_t *const first = shares_.data() + (row - rows_.rows.data()), *const last = first + (end - row);
-        const int64_t share = *last - *first;
-        const auto share_of = [&](int64_t elements) {
-            return elements == 0 || elements == all ? share * (elements > 0) : share * elements / all;
-        };
-        const int64_t begin = share_of(done);
-        prefetch_ahead(plane + *first + lead_ + begin, share_of(done + part) - begin);
+        prefetch_ahead(plane + *first + lead_, *last - *first);
     }
 
     // Into the phases, for each row of windows: the rows of these taps of it, combined.
@@ -247,12 +236,14 @@ protected:
             const int64_t rows = std::min<int64_t>(together, row_end - row);
             const bool asks = begin == 0 && !asks_at_once_;
             if (tap < last_tap) {
+                const int64_t *const taps = rows_.offsets.data() + tap, *const taps_end =
+                                                                            rows_.offsets.data() + last_tap;
                 const int64_t size = (rows - 1) * kPhases * pitch_ + columns_;
-                for (int64_t done = 0; done < size; done += kTogether) {
-                    const int64_t part = std::min(kTogether, size - done);
-                    if (asks) ask_for_next(plane, row, row + rows, done, part, size);
-                    combine_run<kPhases>(plane + done, rows_.offsets.data() + tap, rows_.offsets.data() + last_tap,
-                                         part, target + done / kPhases);
+                if (size > kTogether && asks) {
+                    combine_parts<kPhases>(plane, row, row + rows, taps, taps_end, size, target);
+                } else {
+                    if (asks) ask_for_next(plane, row, row + rows);
+                    combine_run<kPhases>(plane, taps, taps_end, size, target);
                 }
             } else {
                 for (Accumulator* phase : phase_) {
@@ -261,6 +252,22 @@ protected:
             }
             target += rows * pitch_;
             row += rows;
+        }
+    }
+
+    // The run of these rows, as below, part by part: what is asked for all at once has to wait for memory.
+    template <int kPhases>
+    __attribute__((noinline)) void combine_parts(const T* plane, const Row* row, const Row* end,
+                                                 const int64_t* first_tap, const int64_t* taps_end, int64_t size,
+                                                 int64_t target) const {
+        const int64_t *const first = shares_.data() + (row - rows_.rows.data()), *const last = first + (end - row);
+        int64_t asked = *first;
+        for (int64_t done = 0; done < size; done += kTogether) {
+            const int64_t part = std::min(kTogether, size - done);
+            const int64_t share_end = *first + (*last - *first) * (done + part) / size;
+            prefetch_ahead(plane + asked + lead_, share_end - asked);
+            asked = share_end;
+            combine_run<kPhases>(plane + done, first_tap, taps_end, part, target + done / kPhases);
         }
     }
 
@@ -320,8 +327,8 @@ protected:
         if (i < size) visit_next(one);
     }
 
-    // visit(how many vectors, as a type, the first one's place in phases, its output, their kinds): all vectors of these
-    // outputs. Those of a kind begin with the same column.
+    // visit(how many vectors, as a type, the first one's place in phases, its output, their kinds): all vectors of
+    // these outputs. Those of a kind begin with the same column.
     template <class Visit>
     __attribute__((always_inline)) void for_each_vector(int64_t begin, int64_t end, const Visit& visit) const {
         const int64_t pitch = pitch_, phases = result_phases_, line = is_one_run_ ? end - begin : outputs_;

@@ -137,6 +137,13 @@ inline V add_sent(V sum, V sent, Positions named, number_t<Positions> position) 
     return sum + (V)((Positions)(named == position) & (Positions)sent);
 }
 
+// Those of the taps that are positions first ... first + size - 1.
+inline Range taps_between(const Range& taps, int64_t first, int64_t size) {
+    const int64_t skipped = std::clamp<int64_t>(ceil_div(first - taps.begin, taps.step), 0, taps.count);
+    const int64_t begin = taps.begin + skipped * taps.step;
+    return {begin, std::clamp<int64_t>(ceil_div(first + size - begin, taps.step), 0, taps.count - skipped), taps.step};
+}
+
 // Windows of all channels at one position, vector by vector: each element that they look at takes what is sent in those
 // lanes that name it.
 template <class T>
@@ -152,28 +159,57 @@ public:
                taps_of_window(geometry) <= most_taps && has_positions_of_32_bits(geometry);
     }
 
-    explicit SendingLanes(const Geometry& geometry)
-        : channels_(geometry.channels), plane_(plane_size(geometry, input_size)), first_indices_(channels_) {
+    explicit SendingLanes(const Call& call)
+        : geometry_(call.geometry),
+          channels_(geometry_.channels),
+          plane_(plane_size(geometry_, input_size)),
+          tables_(axis_tables(call)),
+          first_indices_(channels_) {
+        packed_strides(geometry_, 1, input_size, strides_);
         for (int64_t c = 0; c < channels_; ++c) first_indices_[c] = c * plane_;
     }
 
-    // To elements at starts[0] + along, starts[1] + along, ..., whose sums are counted from position 0 of their planes
-    // on. The first channel's plane has this index.
-    void send(const T* grad_y, const int64_t* indices, int64_t first_index, const std::vector<int64_t>& starts,
-              const Range& along, Accumulator* sums) const {
-        send_vectors<4, kCount>(0, {grad_y, indices, first_index, starts, along, sums});
+    // The windows at this position of an image's first axis: to the elements at `size` of its positions from `first`
+    // on, whose sums lie here. after_each() is called after the windows at each position.
+    template <class AfterEach>
+    void send_slice(const T* grad_y, const int64_t* indices, int64_t image, int64_t position, int64_t first,
+                    int64_t size, Accumulator* sums, const AfterEach& after_each) {
+        const int last = geometry_.rank - 1;
+        const int64_t positions = plane_size(geometry_, output_size) / geometry_.axes[0].output;
+        Windows windows{nullptr, nullptr, image * channels_ * plane_, {}, sums - first * strides_[0] * channels_};
+        const auto send_row = [&](const int64_t* outer, int64_t row, const int64_t (&)[1]) {
+            Range taps[kMaxSpatialRank];
+            for (int a = 0; a < last; ++a) taps[a] = tables_[a].taps[outer[a]];
+            if (last > 0) taps[0] = taps_between(taps[0], first, size);
+            taps[last] = {0, 1, 1};
+            starts_.clear();
+            for_each_row<1>(taps, geometry_.rank, {strides_},
+                            [&](const int64_t (&offsets)[1], const int64_t*) { starts_.push_back(offsets[0]); });
+            const Range columns = last > 0 ? Range{0, geometry_.axes[last].output, 1} : Range{position, 1, 1};
+            const int64_t done = row * columns.count - position * positions;
+            for (int64_t i = 0; i < columns.count; ++i, after_each()) {
+                windows.grad_y = grad_y + (done + i) * channels_;
+                windows.indices = indices + (done + i) * channels_;
+                windows.along = tables_[last].taps[columns.begin + i];
+                if (last == 0) windows.along = taps_between(windows.along, first, size);
+                send_vectors<4, kCount>(0, windows);
+            }
+        };
+        const int64_t nothing[kMaxSpatialRank] = {};
+        for_each_row_of_slices<1>(geometry_, output_size, {position, 1, 1}, {nothing}, send_row);
     }
 
 private:
     static constexpr int kCount = kLanes<Accumulator>, kLeast = std::min(kCount, 4);
     using Position = PlanePosition<T>;
 
+    // Of all channels at one position. They look at elements at starts_[0] + along, starts_[1] + along, ..., whose sums
+    // are counted from the first position of planes on.
     struct Windows {
         const T* grad_y;
         const int64_t* indices;
-        int64_t first_index;
-        const std::vector<int64_t>& starts;
-        const Range& along;
+        int64_t first_index;  // of the first channel's plane
+        Range along;
         Accumulator* sums;
     };
 
@@ -190,7 +226,7 @@ private:
                 sent[v] = load<kLanesTogether>(windows.grad_y + first);
                 named[v] = positions<kLanesTogether>(windows.indices + first, first, windows.first_index);
             }
-            for (const int64_t start : windows.starts) {
+            for (const int64_t start : starts_) {
                 int64_t position = start + windows.along.begin;
                 for (int64_t i = 0; i < windows.along.count; ++i, position += windows.along.step) {
                     Accumulator* const target = windows.sums + position * channels_ + lane;
@@ -224,23 +260,19 @@ private:
         return load<kLanesTogether>(result);
     }
 
+    const Geometry& geometry_;
     const int64_t channels_, plane_;
-    Buffer<int64_t> first_indices_;
+    const std::vector<AxisTable> tables_;
+    int64_t strides_[kMaxSpatialRank];
+    Buffer<int64_t> first_indices_;  // of planes, from the first one on
+    std::vector<int64_t> starts_;
 };
-
-// Those of the taps that are positions first ... first + size - 1.
-inline Range taps_between(const Range& taps, int64_t first, int64_t size) {
-    const int64_t skipped = std::clamp<int64_t>(ceil_div(first - taps.begin, taps.step), 0, taps.count);
-    const int64_t begin = taps.begin + skipped * taps.step;
-    return {begin, std::clamp<int64_t>(ceil_div(first + size - begin, taps.step), 0, taps.count - skipped), taps.step};
-}
 
 // Tensors whose channels are innermost, and otherwise dense. Units are slices.
 template <class T>
 void backward_scattered_channels(const Call& call, int64_t begin, int64_t end) {
     if (begin >= end) return;
     const Geometry& geometry = call.geometry;
-    const int last = geometry.rank - 1;
     const Axis& axis = geometry.axes[0];
     const Slices slices(geometry);
     const int64_t plane = plane_size(geometry, input_size), channels = geometry.channels;
@@ -250,61 +282,34 @@ void backward_scattered_channels(const Call& call, int64_t begin, int64_t end) {
     const int64_t kept = plane_size(geometry, output_size) > 1 ? 2 * (slices.reach() + axis.stride) : axis.input;
     SumsInOrder<T> sums_in_order(call, begin * slice_size, kept * slice_size);
     std::optional<SendingLanes<T>> lanes;
-    std::vector<AxisTable> tables;
-    if (SendingLanes<T>::are_worth_it(geometry)) {
-        lanes.emplace(geometry);
-        tables = axis_tables(call);
-    }
-    int64_t strides[kMaxSpatialRank];
-    packed_strides(geometry, 1, input_size, strides);
-    std::vector<int64_t> starts;
+    if (SendingLanes<T>::are_worth_it(geometry)) lanes.emplace(call);
     const int64_t last_windows = slices.last_windows(end - 1);
     for (int64_t slice = slices.first_windows(begin); slice <= last_windows; ++slice) {
         const int64_t first = std::max(slices.begin(slice), begin), size = std::min(slices.end(slice), end) - first;
         accumulator_t<T>* const sums = sums_in_order.between(first * slice_size, (first + size) * slice_size);
         const int64_t image = slice / axis.output, first_slice = first - image * axis.input;
-        const int64_t first_index = image * channels * plane, first_position = first_slice * (plane / axis.input);
         const T* grad_y = static_cast<const T*>(call.grad_y.data) + slice * slice_positions * channels;
         const int64_t* indices = static_cast<const int64_t*>(call.indices.data) + slice * slice_positions * channels;
         const int64_t written = ceil_div(sums_in_order.waiting(), slice_positions);
-        const auto finish_position = [&] {
-            grad_y += channels;
-            indices += channels;
-            sums_in_order.write(written);
-        };
-        if (!lanes) {
-            const auto positions = static_cast<uint64_t>(size * slice_size / channels);
-            const auto send = [&](int64_t c) {
-                const int64_t position = indices[c] - (first_index + c * plane + first_position);
-                if (static_cast<uint64_t>(position) >= positions) return;
-                sums[position * channels + c] += static_cast<accumulator_t<T>>(load<1>(grad_y + c));
-            };
-            for (int64_t i = 0; i < slice_positions; ++i, finish_position()) {
-                send_in_order(channels, send, [&](int64_t c) {
-                    look_ahead<4096>(indices + c);
-                    look_ahead<2048>(grad_y + c);
-                });
-            }
+        if (lanes) {
+            lanes->send_slice(grad_y, indices, image, slice - image * axis.output, first_slice, size, sums,
+                              [&] { sums_in_order.write(written); });
             continue;
         }
-        const Range windows{slice - image * axis.output, 1, 1};
-        const auto send_row = [&](const int64_t* outer, int64_t, const int64_t (&)[1]) {
-            Range taps[kMaxSpatialRank];
-            for (int a = 0; a < last; ++a) taps[a] = tables[a].taps[outer[a]];
-            taps[0] = last > 0 ? taps_between(taps[0], first_slice, size) : taps[0];
-            taps[last] = {0, 1, 1};
-            starts.clear();
-            for_each_row<1>(taps, geometry.rank, {strides},
-                            [&](const int64_t (&offsets)[1], const int64_t*) { starts.push_back(offsets[0]); });
-            const Range outputs = last > 0 ? Range{0, geometry.axes[last].output, 1} : windows;
-            for (int64_t i = 0; i < outputs.count; ++i, finish_position()) {
-                const Range& along = tables[last].taps[outputs.begin + i];
-                lanes->send(grad_y, indices, first_index, starts,
-                            last > 0 ? along : taps_between(along, first_slice, size),
-                            sums - first_position * channels);
-            }
+        const auto positions = static_cast<uint64_t>(size * slice_size / channels);
+        const int64_t first_index = image * channels * plane + first_slice * (plane / axis.input);
+        const auto send = [&](int64_t c) {
+            const int64_t position = indices[c] - (first_index + c * plane);
+            if (static_cast<uint64_t>(position) >= positions) return;
+            sums[position * channels + c] += static_cast<accumulator_t<T>>(load<1>(grad_y + c));
         };
-        for_each_row_of_slices<1>(geometry, output_size, windows, {call.grad_y.strides + 2}, send_row);
+        for (int64_t i = 0; i < slice_positions; ++i, grad_y += channels, indices += channels) {
+            send_in_order(channels, send, [&](int64_t c) {
+                look_ahead<4096>(indices + c);
+                look_ahead<2048>(grad_y + c);
+            });
+            sums_in_order.write(written);
+        }
     }
     sums_in_order.finish(end * slice_size);
 }

@@ -346,7 +346,7 @@ Task plan_sum_gradient(const Call& call) {
 template <class T>
 Task plan_index_gradient(const Call& call) {
     constexpr double most_sums = 1 << 20;  // that windows may still send to: they need a place beside grad_x
-    constexpr double much_overlap = 49;
+    constexpr double least_overlap = 4, much_overlap = 49;
     const Geometry& geometry = call.geometry;
     const Axis& axis = geometry.axes[0];
     double overlap = taps_of_window(geometry), slice = call.channels_innermost ? geometry.channels : 1;
@@ -364,7 +364,10 @@ Task plan_index_gradient(const Call& call) {
         return {backward_scattered_channels<T>, geometry.batch * axis.input, slice};
     }
     if (in_order) {
-        const auto run = overlap <= much_overlap ? backward_scattered<T, 2> : backward_scattered<T, 4>;
+        const bool is_small = overlap < least_overlap && !exceeds_caches<T>(call);
+        const auto run = is_small                  ? backward_scattered<T, 1>
+                         : overlap <= much_overlap ? backward_scattered<T, 2>
+                                                   : backward_scattered<T, 4>;
         return {run, geometry.batch * geometry.channels * axis.input, slice};
     }
     const int64_t block = index_lanes<T>(call);

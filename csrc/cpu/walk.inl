@@ -509,8 +509,8 @@ struct AlongRow {
     bool elements_follow() const { return columns == phases * pitch(); }
     bool results_follow() const { return outputs == result_phases * pitch(); }
 
-    // What the columns are multiples of that vectors of so many lanes begin with: they go on over rows where results do,
-    // or lie in phases to be put together.
+    // What the columns are multiples of that vectors of so many lanes begin with: they go on over rows where results
+    // do, or lie in phases to be put together.
     int64_t vector_step(int64_t lanes) const {
         return results_follow() || result_phases > kMostPhases ? std::gcd(lanes, pitch()) : lanes;
     }
