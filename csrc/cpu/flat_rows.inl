@@ -134,11 +134,8 @@ protected:
     void prepare_shares(bool asks) {
         const auto rows = static_cast<int64_t>(rows_.rows.size());
         const Geometry& geometry = call_.geometry;
-        int64_t extent = asks;
-        for (int a = 0; asks && a < geometry.rank; ++a) {
-            extent += (geometry.axes[a].input - 1) * call_.x.strides[2 + a];
-        }
-        for (int64_t row = 0; row <= rows; ++row) shares_.push_back(extent * row / rows);
+        if (asks) extent_ = plane_size(geometry, input_size);
+        for (int64_t row = 0; row <= rows; ++row) shares_.push_back(extent_ * row / rows);
         for (int64_t row = 0; asks && row < rows; ++row) {
             lead_ = std::max(lead_, rows_.elements_end(row, 1, columns_) - shares_[row + 1]);
         }
@@ -149,7 +146,13 @@ protected:
     // their windows have in common, and before the first of them reads it.
     ONNXPOOL_ASKING void ask_for_next(const T* plane, const Row* row, const Row* end) const {
         const int64_t *const first = shares_.data() + (row - rows_.rows.data()), *const last = first + (end - row);
-        prefetch_ahead(plane + *first + lead_, *last - *first);
+        ask_ahead(plane, *first, *last - *first);
+    }
+
+    // Of this plane, or of the one that will be read after it.
+    ONNXPOOL_ASKING void ask_ahead(const T* plane, int64_t begin, int64_t size) const {
+        const int64_t asked = begin + lead_ + kAhead<T>;
+        prefetch(asked < extent_ ? plane + asked : next_plane_ + (asked - extent_), size);
     }
 
     // Into the phases, for each row of windows: the rows of these taps of it, combined.
@@ -158,7 +161,9 @@ protected:
         int64_t plane = first / plane_rows, row = first % plane_rows, target = 0;
         if (planes_are_one_run_) return read_run(first, count);
         for (; count > 0; ++plane, row = 0) {
-            const T* x = plane_at<const T>(call_.x, plane / call_.geometry.channels, plane % call_.geometry.channels);
+            const int64_t channels = call_.geometry.channels, image = plane / channels, channel = plane % channels;
+            const T* const x = plane_at<const T>(call_.x, image, channel);
+            next_plane_ = channel + 1 < channels ? x + call_.x.strides[1] : plane_at<const T>(call_.x, image + 1, 0);
             const int64_t rows = std::min(plane_rows - row, count);
             const Row *const row_begin = rows_.rows.data() + row, *const row_end = row_begin + rows;
             if (begin == 0 && asks_at_once_) ask_for_next(x, row_begin, row_end);
@@ -265,7 +270,7 @@ protected:
         for (int64_t done = 0; done < size; done += kTogether) {
             const int64_t part = std::min(kTogether, size - done);
             const int64_t share_end = *first + (*last - *first) * (done + part) / size;
-            prefetch_ahead(plane + asked + lead_, share_end - asked);
+            ask_ahead(plane, asked, share_end - asked);
             asked = share_end;
             combine_run<kPhases>(plane + done, first_tap, taps_end, part, target + done / kPhases);
         }
@@ -449,6 +454,8 @@ protected:
     const bool is_vector_by_row_;    // each row takes one
     std::vector<int64_t> shares_;    // before each row: of a plane's elements, how many are asked for until then,
     int64_t lead_ = 0;               // and how far rows read beyond that
+    int64_t extent_ = 0;             // of planes, which are dense then
+    const T* next_plane_ = nullptr;
     Accumulator* phase_[kMostPhases] = {};
     int64_t taps_of_phase_[kMostResultPhases] = {};  // of the results
     std::vector<const Accumulator*> sources_;        // of taps along the row: what the first window takes

@@ -170,11 +170,15 @@ ONNXPOOL_ASKING void prefetch(const T* elements, int64_t size) {
     for (int64_t i = 0; i < size; i += line) __builtin_prefetch(elements + i, 0, kSecond);
 }
 
+// Elements that lie between what is read and what is asked for.
+template <class T>
+constexpr int64_t kAhead = 6144 / sizeof(T);
+
 // Asks for what comes some way behind these elements. To be done for all of them that are read: processors foresee what
 // is read next from what they miss, and miss little then.
 template <class T>
 ONNXPOOL_ASKING void prefetch_ahead(const T* elements, int64_t size) {
-    prefetch(elements + 6144 / sizeof(T), size);
+    prefetch(elements + kAhead<T>, size);
 }
 
 // Asks for what a loop that reads here will read later.
