@@ -85,7 +85,6 @@ protected:
     static constexpr int kCount = kLanes<Accumulator>;
     static constexpr int kMostVectors = ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2;  // enough to pay for finding their lanes
     static constexpr int64_t kMostLead = (1 << 18) / sizeof(T);
-    static constexpr int64_t kTogether = 1024 / sizeof(T);  // elements of long runs
     static constexpr int64_t kLeastBytesAskedFor = 3 * 64;  // for each row: shorter ones are asked for together
     using V = Vector<Accumulator, kCount>;
 
@@ -241,10 +240,10 @@ protected:
             const int64_t rows = std::min<int64_t>(together, row_end - row);
             const bool asks = begin == 0 && !asks_at_once_;
             if (tap < last_tap) {
-                const int64_t *const taps = rows_.offsets.data() + tap, *const taps_end =
-                                                                            rows_.offsets.data() + last_tap;
+                const int64_t* const taps = rows_.offsets.data() + tap;
+                const int64_t* const taps_end = rows_.offsets.data() + last_tap;
                 const int64_t size = (rows - 1) * kPhases * pitch_ + columns_;
-                if (size > kTogether && asks) {
+                if (size > kAskedTogether<T> && asks) {
                     combine_parts<kPhases>(plane, row, row + rows, taps, taps_end, size, target);
                 } else {
                     if (asks) ask_for_next(plane, row, row + rows);
@@ -260,15 +259,15 @@ protected:
         }
     }
 
-    // The run of these rows, as below, part by part: what is asked for all at once has to wait for memory.
+    // The run of these rows, as below, part by part.
     template <int kPhases>
     __attribute__((noinline)) void combine_parts(const T* plane, const Row* row, const Row* end,
                                                  const int64_t* first_tap, const int64_t* taps_end, int64_t size,
                                                  int64_t target) const {
         const int64_t *const first = shares_.data() + (row - rows_.rows.data()), *const last = first + (end - row);
         int64_t asked = *first;
-        for (int64_t done = 0; done < size; done += kTogether) {
-            const int64_t part = std::min(kTogether, size - done);
+        for (int64_t done = 0; done < size; done += kAskedTogether<T>) {
+            const int64_t part = std::min(kAskedTogether<T>, size - done);
             const int64_t share_end = *first + (*last - *first) * (done + part) / size;
             ask_ahead(plane, asked, share_end - asked);
             asked = share_end;

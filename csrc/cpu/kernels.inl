@@ -41,8 +41,8 @@ inline bool has_contiguous_rows(const Call& call) {
 // other.
 inline bool has_few_columns_of_windows(const Geometry& geometry) {
     constexpr int64_t least = 4, many = 8;
-    const auto along = AlongRow::of_windows(geometry.axes[geometry.rank - 1]);
-    return along.outputs < least || (along.outputs < many && 4 * along.outputs < 3 * along.pitch());
+    const Axis& axis = geometry.axes[geometry.rank - 1];
+    return axis.output < least || (axis.output < many && 4 * axis.output < 3 * ceil_div(axis.input, axis.stride));
 }
 
 // Planes whose rows fill vectors badly, or cost much for another reason, and of which a group stays in the caches.

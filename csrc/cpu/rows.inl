@@ -128,14 +128,13 @@ public:
             std::copy_n(x, axis_.input, data(row));
             return;
         }
-        constexpr int64_t together = 1024 / sizeof(Accumulator);  // memory that is asked for at once has to wait
         are_in_phases_ = true;
         const int64_t stride = axis_.stride, places = size_ / stride;
         const int64_t begin = std::min(ceil_div(axis_.pad_begin, stride), places);
         const int64_t end = std::clamp((axis_.pad_begin + axis_.input) / stride, begin, places);
         Accumulator* const target = phases_.data() + row * places;
         for (int64_t place = begin, next; place < end; place = next) {
-            next = std::min(place + together / stride, end);
+            next = std::min(place + kAskedTogether<Accumulator> / stride, end);
             const Accumulator* const source = x + place * stride - axis_.pad_begin;
             if (!kForeseesRuns) prefetch_ahead(source, (next - place) * stride);
             take_phases(source, next - place, target + place);

@@ -170,9 +170,12 @@ ONNXPOOL_ASKING void prefetch(const T* elements, int64_t size) {
     for (int64_t i = 0; i < size; i += line) __builtin_prefetch(elements + i, 0, kSecond);
 }
 
-// Elements that lie between what is read and what is asked for.
+// Elements that lie between what is read and what is asked for, and most of those that are asked for at a time: more
+// would have to wait for memory.
 template <class T>
 constexpr int64_t kAhead = 6144 / sizeof(T);
+template <class T>
+constexpr int64_t kAskedTogether = 1024 / sizeof(T);
 
 // Asks for what comes some way behind these elements. To be done for all of them that are read: processors foresee what
 // is read next from what they miss, and miss little then.
