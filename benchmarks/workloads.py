@@ -132,6 +132,8 @@ WORKLOADS = [
     _workload(L, (8, 64, 112, 112), "arbitrary p", 3, strides=2, p=2.5),
     _workload(M, (2, 64, 224, 224), "VGG, first pool", 2, strides=2),
     _workload(M, (8, 512, 28, 28), "VGG, fourth pool", 2, strides=2),
+    _workload(M, (2, 16, 640, 640), "U-Net, full resolution", 2, strides=2),
+    _workload(M, (1, 64, 320, 320), "detector's stem", 3, strides=2, pads=1),
     _workload(M, (8, 96, 109, 109), "SqueezeNet", 3, strides=2, ceil_mode=1),
     _workload(M, (8, 192, 71, 71), "Inception v3, second pool", 3, strides=2),
     _workload(A, (8, 64, 112, 112), "TensorFlow's padding, averaging", 3, strides=2, auto_pad="SAME_LOWER"),
@@ -167,6 +169,7 @@ WORKLOADS = [
     _workload(A, (16, 1, 480000), "half a minute of audio", 10, strides=5),
     _workload(A, (2, 32, 32, 64, 64), "volumes", 3, strides=2),
     _workload(M, (1, 64, 16, 56, 56), "video stem", 3, strides=2, pads=1),
+    _workload(M, (2, 32, 32, 64, 64), "3-D U-Net", 2, strides=2),
     # axes that are not pooled, or pooled as a whole
     _workload(M, (1, 64, 16, 56, 56), "video, frame by frame", [1, 3, 3], strides=[1, 2, 2], pads=[0, 1, 1] * 2),
     _workload(A, (16, 64, 8000, 1), "a series as an image", [4, 1], strides=[4, 1]),
