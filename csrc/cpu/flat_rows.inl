@@ -555,21 +555,22 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     const auto y_of = [&](int64_t row) {
         return row_of<T>(call.y, RowPosition(call, row, output_size), geometry.rank);
     };
-    const auto has_whole_lines = [&](int64_t unit) {
-        const auto group = windows.group(unit);
-        return are_whole_lines(y_of(group.first), group.rows * outputs);
-    };
     // What is written past the caches had better be written once: empty windows are filled afterwards. As whole lines
     // of memory: if the first group has none, others have none.
-    const bool streams =
-        rows.is_one_run() && exceeds_caches<T>(call) && !has_empty && begin < end && has_whole_lines(begin);
+    bool streams = rows.is_one_run() && exceeds_caches<T>(call) && !has_empty && begin < end;
+    if (streams) {
+        const auto group = windows.group(begin);
+        streams = are_whole_lines(y_of(group.first), group.rows * outputs);
+    }
     for (int64_t unit = begin; unit < end; ++unit) {
         const auto group = windows.group(unit);
         const auto [first, count] = group;
         const Accumulator* own = any_divisors ? divisors.data() + first % plane_rows * outputs : nullptr;
         T* const y = y_of(first);
         const int64_t room = windows.room_behind(group, end) * outputs;
-        const Stores stores = !streams ? Stores::kAhead : has_whole_lines(unit) ? Stores::kStreaming : Stores::kPlain;
+        const Stores stores = !streams                              ? Stores::kAhead
+                              : are_whole_lines(y, count * outputs) ? Stores::kStreaming
+                                                                    : Stores::kPlain;
         const bool any_out_of_range = rows.compute(first, count, room, FinishEach<R>{reduction, y, own, stores});
         for (int64_t i = 0; has_empty && i < count * outputs; ++i) {
             if (own[i] == 0) y[i] = reduction.empty();

@@ -118,6 +118,13 @@ void backward_scattered(const Call& call, int64_t begin, int64_t end) {
     scatter_runs<T, 1>(call, first + kRuns * run, end);
 }
 
+// A position, or -1 if it is none of these: those below 0 are large ones without a sign.
+template <class V>
+inline V position_below(int64_t size, V position) {
+    const auto unsigned_position = reinterpret<with_numbers_t<uint64_t, V>>(position);
+    return unsigned_position < static_cast<uint64_t>(size) ? position : position * 0 - 1;
+}
+
 // As wide as what is added up, to be compared lane by lane.
 template <class T>
 using PlanePosition = integer_t<sizeof(accumulator_t<T>), true>;
@@ -245,17 +252,15 @@ private:
         }
     }
 
-    // In planes, or behind them where an index names none of their elements.
+    // In planes.
     template <int kLanesTogether>
     auto positions(const int64_t* indices, int64_t lane, int64_t first_index) const {
         constexpr int part = std::min(kLanes<int64_t>, kLanesTogether);
         Position result[kLanesTogether];
         for (int i = 0; i < kLanesTogether; i += part) {
             look_ahead<4096>(indices + i);
-            const auto index = load<part>(indices + i) - load<part>(first_indices_.data() + lane + i) - first_index;
-            const auto position = reinterpret<Vector<uint64_t, part>>(index);
-            const auto size = static_cast<uint64_t>(plane_);
-            store(result + i, convert<Position>(position < size ? position : position * 0 + size));
+            const auto position = load<part>(indices + i) - load<part>(first_indices_.data() + lane + i) - first_index;
+            store(result + i, convert<Position>(position_below(plane_, position)));
         }
         return load<kLanesTogether>(result);
     }
@@ -312,13 +317,6 @@ void backward_scattered_channels(const Call& call, int64_t begin, int64_t end) {
         }
     }
     sums_in_order.finish(end * slice_size);
-}
-
-// A position, or -1 if it is none of these.
-template <class V>
-inline V position_below(int64_t size, V position) {
-    const V none = position - position - 1;
-    return position < 0 || position >= size ? none : position;
 }
 
 // Channels at a time: all that are next to each other where sums are added up in place.
