@@ -231,8 +231,8 @@ ONNXPOOL_HOST_DEVICE inline V square_root_for_float32(V x) {
             slope = _mm512_fmadd_pd(slope, missing, slope);
         }
         root = _mm512_fmadd_pd(_mm512_fnmadd_pd(root, root, radicand), slope, root);
-        const V infinity = V{} + std::numeric_limits<double>::infinity();
-        return (x > 0) & (x < infinity) ? (V)root : x;  // 0, infinity and NaN are their own roots
+        constexpr int zero_infinity_or_nan = 0x9f;  // which are their own roots
+        return (V)_mm512_mask_blend_pd(_mm512_fpclass_pd_mask(radicand, zero_infinity_or_nan), root, radicand);
     }
 #endif
     return square_root(x);
@@ -243,16 +243,20 @@ ONNXPOOL_HOST_DEVICE inline V square_root_for_float32(V x) {
 // a * b + c, rounded once on all processors: by a call, and slowly, where they have no instruction for it.
 template <class V>
 inline V multiply_add(V a, V b, V c) {
-    static_assert(std::is_same_v<number_t<V>, double>);
+    [[maybe_unused]] constexpr bool is_float = std::is_same_v<number_t<V>, float>;
+    static_assert(is_float || std::is_same_v<number_t<V>, double>);
     if constexpr (!is_vector<V>) {
         return std::fma(a, b, c);
     } else {
 #if defined(ONNXPOOL_AVX512)
-        if constexpr (sizeof(V) == 64) return (V)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+        if constexpr (sizeof(V) == 64 && is_float) return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+        if constexpr (sizeof(V) == 64 && !is_float) return (V)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
 #endif
 #if defined(ONNXPOOL_FMA)
-        if constexpr (sizeof(V) == 32) return (V)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
-        if constexpr (sizeof(V) == 16) return (V)_mm_fmadd_pd((__m128d)a, (__m128d)b, (__m128d)c);
+        if constexpr (sizeof(V) == 32 && is_float) return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+        if constexpr (sizeof(V) == 32 && !is_float) return (V)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+        if constexpr (sizeof(V) == 16 && is_float) return (V)_mm_fmadd_ps((__m128)a, (__m128)b, (__m128)c);
+        if constexpr (sizeof(V) == 16 && !is_float) return (V)_mm_fmadd_pd((__m128d)a, (__m128d)b, (__m128d)c);
 #endif
         for (int i = 0; i < Shape<V>::kCount; ++i) a[i] = std::fma(a[i], b[i], c[i]);
         return a;

@@ -43,9 +43,8 @@ struct NormGradient<LpNorm<T, kExponent>> {
     static constexpr bool kNeedsData = true;
     static constexpr double kLargestExponent = 7;
 
-    double p;
-
-    explicit NormGradient(const Parameters& parameters) : p(parameters.p) {}
+    explicit NormGradient(const Parameters& parameters)
+        : p_(parameters.p), whole_exponent_(p_ == static_cast<int>(p_) ? static_cast<int>(p_) - 1 : -1) {}
 
     template <class V, class Divisor>
     auto prepare(V grad_y, V result, Divisor) const {
@@ -66,12 +65,12 @@ private:
     // base^(p-1)
     template <class V>
     V power(V base) const {
-        if constexpr (kExponent == 1) return V{} + 1;
-        if constexpr (kExponent == 2) return base;
-        if constexpr (kExponent == 3) return base * base;
-        if constexpr (kExponent == 4) return base * base * base;
-        return power_of(base, p - 1);
+        if constexpr (kExponent > 0) return whole_power<kExponent - 1>(base);
+        return whole_exponent_ >= 0 ? whole_power(base, whole_exponent_) : power_of(base, p_ - 1);
     }
+
+    double p_;
+    int whole_exponent_;  // p - 1 where that is a whole number, or -1
 };
 
 inline std::vector<AxisTable> covering_tables(const Geometry& geometry) {
