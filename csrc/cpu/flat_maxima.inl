@@ -24,10 +24,11 @@ public:
         --outer_axes.rank;
         int64_t row_numbers[kMaxSpatialRank] = {};
         packed_strides(outer_axes, 1, input_size, row_numbers);
-        windows_ = RowTaps(call.geometry, output_size, tables, row_numbers, false);
-        const RowTaps positions(call.geometry, output_size, tables, call.index_strides + 2, false);
+        windows_ = RowTaps(call.geometry, output_size, tables, row_numbers, 1);
+        const RowTaps positions(call.geometry, output_size, tables, call.index_strides + 2, 0);
         positions_of_rows_.assign(positions.offsets.begin(), positions.offsets.end());
         places_.resize(windows_.most_taps);
+        if (windows_.any_run) most_compared_ = std::max<int64_t>(1, kMostCompared / this->outputs_);
         prepare_ring();
         prepare_positions(tables.back(), call.geometry.axes[call.geometry.rank - 1],
                           call.index_strides[1 + call.geometry.rank]);
@@ -47,16 +48,20 @@ public:
         for (int64_t i = 0; i < count; ++plane, row = 0) {
             const int64_t channels = this->call_.geometry.channels;
             const int64_t index = first_index(this->call_, plane / channels, plane % channels);
-            for (; row < rows && i < count; ++row, ++i) {
-                compare_rows(plane * in_plane_, windows_.rows[row], index, y, indices);
-                y += this->outputs_;
-                indices += this->outputs_;
+            while (row < rows && i < count) {
+                const int64_t compared =
+                    compare_rows(plane * in_plane_, windows_.rows[row], count - i, index, y, indices);
+                row += compared;
+                i += compared;
+                y += compared * this->outputs_;
+                indices += compared * this->outputs_;
             }
         }
     }
 
 private:
     using Positions = Vector<Position, kCount>;
+    static constexpr int64_t kMostCompared = 512;
 
     // Where windows need rows from, and how many rows there are at most until they need no more.
     void prepare_ring() {
@@ -74,7 +79,7 @@ private:
             most = std::max(most, end - needed_from_[row]);
         }
         // Rows are found some at a time, and vectors reach beyond the last one.
-        const int64_t least = most + together_ + ceil_div(kCount, this->outputs_);
+        const int64_t least = most + most_compared_ + together_ + ceil_div(kCount, this->outputs_);
         while (kept_ < least) kept_ *= 2;
         found_.resize(kept_ * this->outputs_ + kCount);
         found_at_.resize(found_.size());
@@ -88,6 +93,10 @@ private:
         }
         for (const int64_t position : this->tap_positions_) {
             positions_of_taps_.push_back(static_cast<Position>(position * step));
+        }
+        const int64_t rank = this->call_.geometry.rank, row_step = rank > 1 ? this->call_.index_strides[rank] : 0;
+        for (int64_t i = 0; i < most_compared_ * this->outputs_ + kCount; ++i) {
+            positions_in_run_.push_back(static_cast<Position>(i / this->outputs_ * row_step));
         }
     }
 
@@ -135,34 +144,67 @@ private:
         });
     }
 
-    // Of a row of windows, which takes these rows of the plane whose rows begin with `first_row`.
-    void compare_rows(int64_t first_row, const RowTaps::Row& taps, int64_t index, T* y, int64_t* indices) {
-        if (taps.begin == taps.end) return;
-        find_until(first_row + windows_.offsets[taps.end - 1] + 1);
+    // Of a row of windows, which takes these rows of the plane whose rows begin with `first_row`, and of those that
+    // follow in one run with it, `limit` rows at most. How many rows that are.
+    int64_t compare_rows(int64_t first_row, const RowTaps::Row& taps, int64_t limit, int64_t index, T* y,
+                         int64_t* indices) {
+        if (taps.begin == taps.end) return 1;
         const int64_t count = taps.end - taps.begin;
+        int64_t rows = std::min({taps.together, limit, most_compared_});
         int64_t* const places = places_.data();
         for (int64_t tap = 0; tap < count; ++tap) {
-            places[tap] = ((first_row + windows_.offsets[taps.begin + tap]) & (kept_ - 1)) * this->outputs_;
+            const int64_t place = (first_row + windows_.offsets[taps.begin + tap]) & (kept_ - 1);
+            rows = std::min(rows, kept_ - place);
+            places[tap] = place * this->outputs_;
         }
+        find_until(first_row + windows_.offsets[taps.end - 1] + rows);
         const Position* const row_positions = positions_of_rows_.data() + taps.begin;
+        if (rows == 1) {
+            compare_at_places<false>(count, row_positions, this->outputs_, index, y, indices);
+        } else {
+            compare_at_places<true>(count, row_positions, rows * this->outputs_, index, y, indices);
+        }
+        return rows;
+    }
+
+    // What `count` rows found, which begin at places_ and these positions; in a run of rows, the later ones as much
+    // later as they are.
+    template <bool kIsRun>
+    void compare_at_places(int64_t count, const Position* row_positions, int64_t size, int64_t index, T* y,
+                           int64_t* indices) const {
+        const int64_t* const places = places_.data();
         const Accumulator* const found = found_.data();
         const Position* const found_at = found_at_.data();
-        this->in_groups_of_vectors(this->outputs_, [&](auto n, int64_t i) {
+        const Position* const positions_in_run = positions_in_run_.data();
+        this->in_groups_of_vectors(size, [&](auto n, int64_t i) {
             V largest[n];
             Positions at[n];
-            for (int v = 0; v < n; ++v) {
-                largest[v] = load<kCount>(found + places[0] + i + v * kCount);
-                at[v] = load<kCount>(found_at + places[0] + i + v * kCount) + row_positions[0];
-            }
-            for (int64_t tap = 1; tap < count; ++tap) {
+            const auto load_row = [&](int64_t row, V(&values)[n], Positions(&positions)[n]) {
                 for (int v = 0; v < n; ++v) {
-                    const int64_t place = places[tap] + i + v * kCount;
-                    take_larger(~Lanes{}, load<kCount>(found + place),
-                                load<kCount>(found_at + place) + row_positions[tap], largest[v], at[v]);
+                    const int64_t place = places[row] + i + v * kCount;
+                    values[v] = load<kCount>(found + place);
+                    positions[v] = load<kCount>(found_at + place) + row_positions[row];
                 }
+            };
+            const auto take_row = [&](int64_t row, V(&values)[n], Positions(&positions)[n]) {
+                V next[n];
+                Positions next_at[n];
+                load_row(row, next, next_at);
+                for (int v = 0; v < n; ++v) take_larger(~Lanes{}, next[v], next_at[v], values[v], positions[v]);
+            };
+            load_row(0, largest, at);
+            if (count % 2 == 0) take_row(1, largest, at);
+            // Two rows at a time: comparisons wait for each other.
+            for (int64_t row = 2 - count % 2; row < count; row += 2) {
+                V next[n];
+                Positions next_at[n];
+                load_row(row, next, next_at);
+                take_row(row + 1, next, next_at);
+                for (int v = 0; v < n; ++v) take_larger(~Lanes{}, next[v], next_at[v], largest[v], at[v]);
             }
             for (int v = 0; v < n; ++v, i += kCount) {
                 store(y + i, this->reduction_.finish(largest[v]), Stores::kAhead);
+                if constexpr (kIsRun) at[v] += load<kCount>(positions_in_run + i);
                 for_each_part<kLanes<int64_t>>(at[v], [&](int k, auto part) {
                     store(indices + i + k, convert<int64_t>(part) + index, Stores::kAhead);
                 });
@@ -189,7 +231,8 @@ private:
         found = where(lanes, position, found);
     }
 
-    const int64_t together_;  // rows of elements
+    const int64_t together_;     // rows of elements
+    int64_t most_compared_ = 1;  // rows of windows, in one run
     const int64_t in_plane_, all_;
     RowTaps windows_;                       // which rows of elements rows of windows take, by number
     Buffer<Position> positions_of_rows_;    // and the positions that these begin at
@@ -197,8 +240,9 @@ private:
     Buffer<Position> begins_, first_taps_;  // of windows, by columns: position of the tap at 0, and how
                                             // far the first datum is from there
     std::vector<Position> positions_of_taps_;
-    int64_t kept_ = 1;         // rows of elements, a power of two
-    int64_t found_until_ = 0;  // this row of elements, of all planes
+    Buffer<Position> positions_in_run_;  // by columns of a run of rows: how far their row is from the first one
+    int64_t kept_ = 1;                   // rows of elements, a power of two
+    int64_t found_until_ = 0;            // this row of elements, of all planes
     Buffer<Accumulator> found_;
     Buffer<Position> found_at_;
     std::vector<int64_t> places_;  // of a window's rows

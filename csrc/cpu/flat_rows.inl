@@ -22,7 +22,7 @@ public:
           is_one_run_(results_follow_ || result_phases_ > kMostPhases),
           vector_step_(along.vector_step(kCount)),
           asks_at_once_(along.columns * static_cast<int64_t>(sizeof(T)) < kLeastBytesAskedFor),
-          rows_(call.geometry, output_size, tables, call.x.strides + 2, along.elements_follow()),
+          rows_(call.geometry, output_size, tables, call.x.strides + 2, along.elements_follow() ? columns_ : 0),
           planes_are_one_run_(along.elements_follow() && rows_.rows.size() == 1 && rows_.most_taps == 1 &&
                               rows_of_plane(call.geometry, input_size) == 1 &&
                               is_contiguous(call.geometry, call.x, input_size)),

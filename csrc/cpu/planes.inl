@@ -1,20 +1,13 @@
 // Part of kernels.inl: see there.
 // One window spans the plane, which is read once.
 
-// The numbers of a from kBegin on.
-template <int kBegin, class V, int... i>
-inline auto part_of(V a, std::integer_sequence<int, i...>) {
-    return __builtin_shufflevector(a, a, (kBegin + i)...);
-}
-
 template <class R, class V>
 inline typename R::Accumulator combine_lanes(const R& reduction, V a) {
     if constexpr (lanes_of<V> == 2) {
         return reduction.combine(a[0], a[1]);
     } else {
         constexpr int half = lanes_of<V> / 2;
-        constexpr std::make_integer_sequence<int, half> numbers;
-        return combine_lanes(reduction, reduction.combine(part_of<0>(a, numbers), part_of<half>(a, numbers)));
+        return combine_lanes(reduction, reduction.combine(part_of<0, half>(a), part_of<half, half>(a)));
     }
 }
 

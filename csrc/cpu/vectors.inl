@@ -310,13 +310,22 @@ inline auto joined(V first, V second) {
     return joined(first, second, std::make_integer_sequence<int, 2 * lanes_of<V>>());
 }
 
+// The kCount numbers of a vector from kBegin on. Taken from memory, they would keep the vector from being in a
+// register.
+template <int kBegin, class V, int... i>
+inline auto part_of(V whole, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(whole, whole, (kBegin + i)...);
+}
+template <int kBegin, int kCount, class V>
+inline auto part_of(V whole) {
+    return part_of<kBegin>(whole, std::make_integer_sequence<int, kCount>());
+}
+
 // visit(first lane, the vector of kCount lanes from there on), for all of a vector.
 template <int kCount, int kBegin = 0, class V, class Visit>
 inline void for_each_part(V whole, const Visit& visit) {
     if constexpr (kBegin < lanes_of<V>) {
-        Vector<number_t<V>, kCount> part;
-        std::memcpy(&part, reinterpret_cast<const number_t<V>*>(&whole) + kBegin, sizeof(part));
-        visit(kBegin, part);
+        visit(kBegin, part_of<kBegin, kCount>(whole));
         for_each_part<kCount, kBegin + kCount>(whole, visit);
     }
 }

@@ -553,9 +553,10 @@ struct RowTaps {
 
     RowTaps() = default;
 
+    // row_step: how far the rows of elements are apart that one run of rows of results may be made of; 0 if none may.
     template <class Size>
     RowTaps(const Geometry& geometry, Size size_of_results, const std::vector<AxisTable>& tables,
-            const int64_t* strides, bool elements_follow) {
+            const int64_t* strides, int64_t row_step) {
         int64_t all_taps = 1;
         for (int a = 0; a + 1 < geometry.rank; ++a) {
             const std::vector<Range>& taps = tables[a].taps;
@@ -571,8 +572,8 @@ struct RowTaps {
             rows.push_back({begin, static_cast<int64_t>(offsets.size()), 1});
             most_taps = std::max(most_taps, rows.back().end - begin);
         });
-        for (size_t row = rows.size() - 1; elements_follow && row-- > 0;) {
-            if (follows(rows[row], rows[row + 1], tables.back().input)) {
+        for (size_t row = rows.size() - 1; row_step > 0 && row-- > 0;) {
+            if (follows(rows[row], rows[row + 1], row_step)) {
                 rows[row].together = rows[row + 1].together + 1;
                 any_run = true;
             }
@@ -587,11 +588,11 @@ struct RowTaps {
     }
 
 private:
-    bool follows(const Row& row, const Row& next, int64_t columns) const {
+    bool follows(const Row& row, const Row& next, int64_t row_step) const {
         const int64_t count = row.end - row.begin;
         if (count == 0 || next.end - next.begin != count) return false;
         return std::equal(offsets.begin() + row.begin, offsets.begin() + row.end, offsets.begin() + next.begin,
-                          [&](int64_t offset, int64_t after) { return after == offset + columns; });
+                          [&](int64_t offset, int64_t after) { return after == offset + row_step; });
     }
 };
 
