@@ -146,6 +146,12 @@ private:
                 attributes.axes[a] = {random_.between(1, random_.once_in(4) ? 16 : 5),
                                       random_.between(1, random_.once_in(4) ? 16 : 3), random_.between(1, 3),
                                       random_.between(0, 2), random_.between(0, 2)};
+                if (random_.once_in(6)) {  // windows side by side
+                    attributes.axes[a].stride = attributes.axes[a].kernel;
+                    attributes.axes[a].dilation = 1;
+                    attributes.axes[a].pad_begin = attributes.axes[a].pad_end = 0;
+                    shape.back() = ceil_div(shape.back(), attributes.axes[a].kernel) * attributes.axes[a].kernel;
+                }
                 if (is_global) attributes.axes[a] = {shape.back(), 1, 1, 0, 0};
                 if (random_.once_in(6)) attributes.axes[a] = {1, 1, 1, 0, 0};
                 if (random_.once_in(12)) shape.back() = 1;
@@ -260,7 +266,7 @@ private:
 
     // As two threads would, in any order. Whether there is a kernel.
     bool run(Plan plan, const Call& whole, bool folds) {
-        const FoldedCall folded(whole);
+        const FoldedCall folded(whole, has_segments_ ? 8 : 128);
         const Call& call = folds ? folded.call() : whole;
         const Task task = plan(call);
         if (!task.run) return false;

@@ -1,4 +1,4 @@
-// Calls without the axes along which nothing is pooled. Free of torch headers.
+// Calls without the axes along which nothing is pooled, and with rows of a better length. Free of torch headers.
 #pragma once
 
 #include <algorithm>
@@ -13,16 +13,26 @@ inline bool is_unpooled(const Axis& axis) {
     return axis.kernel == 1 && axis.stride == 1 && axis.pad_begin == 0 && axis.pad_end == 0;
 }
 
+// Whether windows lie side by side, and each element in one of them.
+inline bool is_tiled(const Axis& axis) {
+    return axis.kernel == axis.stride && axis.dilation == 1 && axis.pad_begin == 0 &&
+           axis.input == axis.output * axis.stride;
+}
+
 // The same call with fewer spatial axes, where tensors lie in memory so that this is possible: axes of one element are
 // left out, and those that are not pooled become channels or images, the first ones with those that lie outside of
-// them, the last one as channels that are innermost. At least one axis stays.
+// them, the last one as channels that are innermost. At least one axis stays. If that is a long one whose windows lie
+// side by side, it is cut into shorter ones: all planes are one run of memory.
 class FoldedCall {
 public:
-    explicit FoldedCall(const Call& whole) : whole_(whole), folded_(geometry_, whole.parameters) {
+    // Rows are cut into those of so many windows at most.
+    explicit FoldedCall(const Call& whole, int64_t most_windows = 128)
+        : whole_(whole), most_windows_(most_windows), folded_(geometry_, whole.parameters) {
         const Axis *const begin = whole.geometry.axes, *const end = begin + whole.geometry.rank;
-        const bool may_fold = end - begin > 1 && std::any_of(begin, end, [&](const Axis& axis) {
-                                  return is_unpooled(axis) || is_one_element(axis);
-                              });
+        const bool may_fold =
+            end - begin > 1
+                ? std::any_of(begin, end, [&](const Axis& axis) { return is_unpooled(axis) || is_one_element(axis); })
+                : may_be_cut(*begin);
         if (!may_fold) return;
         copy_whole();
         for (int a = geometry_.rank - 1; a >= 0 && geometry_.rank > 1; --a) {
@@ -31,6 +41,7 @@ public:
         while (geometry_.rank > 1 && is_unpooled(geometry_.axes[0]) && fold_first()) {
         }
         if (geometry_.rank > 1 && is_unpooled(geometry_.axes[geometry_.rank - 1])) fold_last();
+        if (geometry_.rank == 1 && may_be_cut(geometry_.axes[0])) cut_rows();
     }
 
     FoldedCall(const FoldedCall&) = delete;  // refers to itself
@@ -51,20 +62,21 @@ private:
         geometry_.rank = geometry.rank;
         std::copy_n(geometry.axes, geometry.rank, geometry_.axes);
         folded_.channels_innermost = whole_.channels_innermost;
-        const auto strides_of = [&](const int64_t* strides) -> const int64_t* {
+        const auto strides_of = [&](const int64_t* strides, bool of_windows) -> const int64_t* {
             if (!strides) return nullptr;
             std::copy_n(strides, 2 + geometry.rank, strides_[layouts_]);
+            of_windows_[layouts_] = of_windows;
             return strides_[layouts_++];
         };
-        const auto operand = [&](const Operand& of_whole) -> Operand {  // without data where the batch is 0
-            return {of_whole.data, strides_of(of_whole.strides)};
+        const auto operand = [&](const Operand& of_whole, bool of_windows) -> Operand {
+            return {of_whole.data, strides_of(of_whole.strides, of_windows)};  // without data where the batch is 0
         };
-        folded_.x = operand(whole_.x);
-        folded_.y = operand(whole_.y);
-        folded_.indices = operand(whole_.indices);
-        folded_.grad_y = operand(whole_.grad_y);
-        folded_.grad_x = operand(whole_.grad_x);
-        folded_.index_strides = strides_of(whole_.index_strides);
+        folded_.x = operand(whole_.x, false);
+        folded_.grad_x = operand(whole_.grad_x, false);
+        folded_.index_strides = strides_of(whole_.index_strides, false);
+        folded_.y = operand(whole_.y, true);
+        folded_.grad_y = operand(whole_.grad_y, true);
+        folded_.indices = operand(whole_.indices, true);
     }
 
     void remove(int axis) {
@@ -118,11 +130,46 @@ private:
         remove(last);
     }
 
+    // Enough windows to fill vectors, whose elements leave room in the first cache.
+    int64_t windows_of_cut_rows(const Axis& axis) const {
+        constexpr int64_t most_elements = 25;  // for each window that there may be
+        return std::min(most_windows_, most_windows_ * most_elements / axis.stride);
+    }
+
+    bool may_be_cut(const Axis& axis) const { return is_tiled(axis) && axis.output > windows_of_cut_rows(axis); }
+
+    void cut_rows() {
+        Axis& axis = geometry_.axes[0];
+        const auto length = [&](int layout) { return of_windows_[layout] ? axis.output : axis.input; };
+        for (int i = 0; i < layouts_; ++i) {
+            const int64_t *const strides = strides_[i], plane = length(i);
+            const bool images_follow = geometry_.batch == 1 || strides[0] == geometry_.channels * plane;
+            const bool planes_follow = geometry_.channels == 1 || strides[1] == plane;
+            if (strides[2] != 1 || !images_follow || !planes_follow) return;
+        }
+        const int64_t windows = geometry_.batch * geometry_.channels * axis.output;
+        const int64_t most = windows_of_cut_rows(axis), least = std::max<int64_t>(2, most * 5 / 8);
+        int64_t output = most;
+        while (output >= least && windows % output != 0) --output;
+        if (windows == 0 || output < least) return;
+        axis.output = output;
+        axis.input = output * axis.stride;
+        geometry_.batch = 1;
+        geometry_.channels = windows / output;
+        folded_.channels_innermost = false;
+        for (int i = 0; i < layouts_; ++i) {
+            strides_[i][0] = geometry_.channels * length(i);
+            strides_[i][1] = length(i);
+        }
+    }
+
     const Call& whole_;
+    const int64_t most_windows_;
     Geometry geometry_;
     Call folded_;
     int layouts_ = 0;  // none where nothing is folded
     int64_t strides_[6][2 + kMaxSpatialRank];
+    bool of_windows_[6];  // rather than of elements
 };
 
 }  // namespace onnxpool::cpu
