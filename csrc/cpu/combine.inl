@@ -10,7 +10,7 @@ inline void in_vectors(int64_t size, const Body& body) {
     constexpr std::integral_constant<int, 1> single;
     if constexpr (kCount >= 8) {
         constexpr int smaller = kCount >= 16 ? kCount / 4 : kCount / 2;
-        if (size < kCount && size >= smaller) return in_vectors<smaller>(size, body);
+        if (size < kCount) return in_vectors<smaller>(size, body);
     }
     if (size < kCount) {
         for (int64_t i = 0; i < size; ++i) body(i, single);
@@ -39,9 +39,11 @@ inline void for_each_of(const Body& body) {
     }
 }
 
-// As many numbers as are moved around in two vectors by one instruction, or by two.
+// As many numbers as are moved around in two vectors by one instruction, or by two. AVX2 has none for small numbers
+// that crosses halves of its vectors, AVX-512 F, BW, DQ and VL none for bytes.
 template <class T>
-constexpr int kShuffled = std::min<int>(sizeof(T) < 4 ? 16 : 64, ONNXPOOL_VECTOR_BYTES) / sizeof(T);
+constexpr int kShuffled =
+    std::min<int>(sizeof(T) < (ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2) ? 16 : 64, ONNXPOOL_VECTOR_BYTES) / sizeof(T);
 
 // runs[r * run_step + i] = source[i * kRuns + r], where these do not overlap.
 template <int kRuns, class T>

@@ -69,8 +69,9 @@ bool can_be_packed(const Call& call) {
     // phases, which short rows gain little from.
     constexpr int64_t most_phases = kMostResultPhases - 1, many_windows = 80;
     const Axis& axis = geometry.axes[0];
-    const bool is_alone = geometry.rank == 1 && !is_keyed<R> && axis.stride > kMostPhases &&
-                          (axis.stride > most_phases || axis.output < many_windows || sizeof(typename R::Accumulator) < 4);
+    const bool is_alone =
+        geometry.rank == 1 && !is_keyed<R> && axis.stride > kMostPhases &&
+        (axis.stride > most_phases || axis.output < many_windows || sizeof(typename R::Accumulator) < 4);
     const bool are_rows_dear = is_alone || has_few_columns_of_windows(geometry);
     return has_planes_in_order(geometry, call.x, input_size) && has_planes_in_order(geometry, call.y, output_size) &&
            is_worth_packing<R>(geometry, are_rows_dear);

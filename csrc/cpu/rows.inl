@@ -5,7 +5,7 @@
 // target[i] = source[i * kStep].
 template <int kStep, class A>
 __attribute__((noinline)) void take_every(const A* source, A* target, int64_t size) {
-    in_vectors<kLanes<A>>(size, [&](int64_t i, auto n) {
+    in_vectors<kStep == 2 ? kLanes<A> : kShuffled<A>>(size, [&](int64_t i, auto n) {
         if constexpr (n == 1) {
             target[i] = source[kStep * i];
         } else if constexpr (kStep > 2) {
@@ -23,7 +23,7 @@ __attribute__((noinline)) void take_every(const A* source, A* target, int64_t si
 // The same for any step.
 template <class A>
 void take_every(int64_t step, const A* source, A* target, int64_t size) {
-    constexpr int most = sizeof(A) >= 4 ? 8 : 2;  // processors move smaller numbers through vectors slowly
+    constexpr int most = sizeof(A) < 4 && ONNXPOOL_VECTOR_BYTES < 32 ? 2 : 8;  // SSE2 moves small numbers one by one
     if (step <= most) {
         with_number<2, most>(step, [&](auto known) { take_every<known>(source, target, size); });
     } else {
