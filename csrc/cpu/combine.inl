@@ -2,23 +2,38 @@
 // The one loop that everything is made of: runs of elements or accumulators, the taps of neighbouring windows, are
 // combined into one run.
 
-// body(i, lanes) for vectors of kCount lanes that cover 0 ... size - 1. The last two may overlap: doing an element
-// twice must not matter. Runs shorter than a vector take smaller ones, or are done one by one.
+// body(i, lanes) for vectors of kCount lanes that cover 0 ... size - 1, of which there are enough for one. The last two
+// may overlap: doing an element twice must not matter.
+template <int kCount, class Body>
+inline void in_whole_vectors(int64_t size, const Body& body) {
+    constexpr std::integral_constant<int, kCount> vector;
+    int64_t i = 0;
+    for (; i + kCount <= size; i += kCount) body(i, vector);
+    if (i < size) body(size - kCount, vector);
+}
+
+// The same for any size: runs shorter than a vector take smaller ones, or are done one by one.
 template <int kCount, class Body>
 inline void in_vectors(int64_t size, const Body& body) {
-    constexpr std::integral_constant<int, kCount> vector;
-    constexpr std::integral_constant<int, 1> single;
     if constexpr (kCount >= 8) {
         constexpr int smaller = kCount >= 16 ? kCount / 4 : kCount / 2;
         if (size < kCount) return in_vectors<smaller>(size, body);
     }
+    constexpr std::integral_constant<int, 1> single;
     if (size < kCount) {
         for (int64_t i = 0; i < size; ++i) body(i, single);
         return;
     }
-    int64_t i = 0;
-    for (; i + kCount <= size; i += kCount) body(i, vector);
-    if (i < size) body(size - kCount, vector);
+    in_whole_vectors<kCount>(size, body);
+}
+
+// body(lanes), as a type: those of the largest vector up to kCount that a run of this size fills.
+template <int kCount, class Body>
+inline void with_lanes_for(int64_t size, const Body& body) {
+    if constexpr (kCount > 1) {
+        if (size < kCount) return with_lanes_for<(kCount > 4 ? kCount / 2 : 1)>(size, body);
+    }
+    body(std::integral_constant<int, kCount>());
 }
 
 // body(std::integral_constant<int, number>()) for a number from kLeast to kMost.
@@ -194,10 +209,12 @@ struct Windows {
     int64_t step;  // from one to the next
 };
 
-// Of each column its rows, and then the columns, for a number of rows and columns that is known (or 0).
-template <int kRows, int kColumns, class Combiner, class Take, class PutOf>
-inline void combine_windows_of(const Combiner& combiner, const Windows<typename Take::Source>& windows, int64_t lanes,
-                               const Take& take, const PutOf& put_of) {
+// Of each column its rows, and then the columns, for a number of rows and columns that is known (or 0), in vectors of
+// kCount lanes.
+template <int kRows, int kColumns, int kCount, class Combiner, class Take, class PutOf>
+__attribute__((flatten)) inline void combine_windows_of(const Combiner& combiner,
+                                                        const Windows<typename Take::Source> windows, int64_t lanes,
+                                                        const Take take, const PutOf put_of) {
     constexpr int kKept = std::max(kRows, 1);
     const typename Take::Source* kept[kKept];
     std::copy_n(windows.rows, kKept, kept);
@@ -206,7 +223,7 @@ inline void combine_windows_of(const Combiner& combiner, const Windows<typename 
     const int64_t column_step = windows.column_step, count = windows.count, step = windows.step;
     for (int64_t window = 0; window < count; ++window) {
         const auto put = put_of(window);
-        in_vectors<kLanes<typename Combiner::Accumulator>>(lanes, [&](int64_t i, auto n) {
+        in_whole_vectors<kCount>(lanes, [&](int64_t i, auto n) {
             // Several rows at once are read in place. The last two, and of their columns those that the window before
             // did not have, come from memory.
             const auto column_at = [&](int64_t place, bool is_new) {
@@ -235,7 +252,9 @@ template <class Combiner, class Take, class PutOf>
 inline void combine_windows(const Combiner& combiner, const Windows<typename Take::Source>& windows, int64_t lanes,
                             const Take& take, const PutOf& put_of) {
     const auto sized = [&](auto rows, auto columns) {
-        combine_windows_of<rows, columns>(combiner, windows, lanes, take, put_of);
+        with_lanes_for<kLanes<typename Combiner::Accumulator>>(lanes, [&](auto count) {
+            combine_windows_of<rows, columns, count>(combiner, windows, lanes, take, put_of);
+        });
     };
     const auto has = [&](int64_t rows, int64_t columns) {
         return windows.row_count == rows && windows.column_count == columns;

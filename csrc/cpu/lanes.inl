@@ -435,8 +435,9 @@ private:
                 }
             }
         } else {
-            combine_windows(combiner, windows, lanes, take,
-                            [&](int64_t window) { return target.at(output + window * period, divisor); });
+            combine_windows(combiner, windows, lanes, take, [=, target = target](int64_t window) {
+                return target.at(output + window * period, divisor);
+            });
         }
     }
 
