@@ -210,7 +210,7 @@ struct Windows {
 };
 
 // Of each column its rows, and then the columns, for a number of rows and columns that is known (or 0), in vectors of
-// kCount lanes.
+// kCount lanes. In one function: calls of the loops' bodies would cost more than these do.
 template <int kRows, int kColumns, int kCount, class Combiner, class Take, class PutOf>
 __attribute__((flatten)) inline void combine_windows_of(const Combiner& combiner,
                                                         const Windows<typename Take::Source> windows, int64_t lanes,
