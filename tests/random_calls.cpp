@@ -152,7 +152,7 @@ private:
                     attributes.axes[a].pad_begin = attributes.axes[a].pad_end = 0;
                     shape.back() = ceil_div(shape.back(), attributes.axes[a].kernel) * attributes.axes[a].kernel;
                 }
-                if (is_global) attributes.axes[a] = {shape.back(), 1, 1, 0, 0};
+                if (is_global || random_.once_in(10)) attributes.axes[a] = {shape.back(), 1, 1, 0, 0};
                 if (random_.once_in(6)) attributes.axes[a] = {1, 1, 1, 0, 0};
                 if (random_.once_in(12)) shape.back() = 1;
             }

@@ -259,10 +259,7 @@ void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
     const bool has_empty = has_empty_window(tables);
 
     Geometry rows_alone = geometry;
-    for (int a = 0; a + 1 < geometry.rank; ++a) {
-        const int64_t size = geometry.axes[a].input;
-        rows_alone.axes[a] = {size, size, 1, 1, 1, 0, 0};
-    }
+    for (int a = 0; a + 1 < geometry.rank; ++a) rows_alone.axes[a] = unpooled_axis(geometry.axes[a].input);
     Call alone(rows_alone, call.parameters);
     alone.x = call.x;
     alone.index_strides = call.index_strides;

@@ -13,6 +13,8 @@ inline bool is_unpooled(const Axis& axis) {
     return axis.kernel == 1 && axis.stride == 1 && axis.pad_begin == 0 && axis.pad_end == 0;
 }
 
+inline Axis unpooled_axis(int64_t size) { return {size, size, 1, 1, 1, 0, 0}; }
+
 // Whether windows lie side by side, and each element in one of them.
 inline bool is_tiled(const Axis& axis) {
     return axis.kernel == axis.stride && axis.dilation == 1 && axis.pad_begin == 0 &&
@@ -40,7 +42,8 @@ public:
         }
         while (geometry_.rank > 1 && is_unpooled(geometry_.axes[0]) && fold_first()) {
         }
-        if (geometry_.rank > 1 && is_unpooled(geometry_.axes[geometry_.rank - 1])) fold_last();
+        while (geometry_.rank > 1 && is_unpooled(geometry_.axes[geometry_.rank - 1]) && fold_last()) {
+        }
         if (geometry_.rank == 1 && may_be_cut(geometry_.axes[0])) cut_rows();
     }
 
@@ -106,28 +109,35 @@ private:
         return true;
     }
 
-    void fold_last() {
-        constexpr int64_t least = 16;  // fewer channels do not fill vectors
+    bool fold_last() {
+        constexpr int64_t least = 16;             // fewer channels do not fill vectors
+        if (folded_.index_strides) return false;  // gradients of maxima are faster where indices lie as elements do
         const int last = geometry_.rank - 1;
-        const int64_t size = geometry_.axes[last].input;
+        const int64_t size = geometry_.axes[last].input, channels = geometry_.channels;
         const auto in_all = [&](const auto& predicate) {
             return std::all_of(strides_, strides_ + layouts_, predicate);
         };
-        if (folded_.index_strides) return;  // gradients of maxima are faster where indices lie as elements do
         if (folded_.channels_innermost) {
-            const int64_t channels = geometry_.channels;
-            if (!in_all([&](const int64_t* s) { return s[1] == 1 && s[2 + last] == channels; })) return;
+            if (!in_all([&](const int64_t* s) { return s[1] == 1 && s[2 + last] == channels; })) return false;
             geometry_.channels *= size;
-            return remove(last);
+        } else {
+            if (unpooled_at_end() < least || !in_all([&](const int64_t* s) { return s[2 + last] == 1; }) ||
+                !merge(0, 1, channels)) {
+                return false;
+            }
+            for (int i = 0; i < layouts_; ++i) strides_[i][1] = 1;
+            geometry_.channels = size;
+            folded_.channels_innermost = true;
         }
-        if (size < least || !in_all([&](const int64_t* s) { return s[2 + last] == 1; }) ||
-            !merge(0, 1, geometry_.channels)) {
-            return;
-        }
-        for (int i = 0; i < layouts_; ++i) strides_[i][1] = 1;
-        geometry_.channels = size;
-        folded_.channels_innermost = true;
         remove(last);
+        return true;
+    }
+
+    // Elements along the last axes that are not pooled.
+    int64_t unpooled_at_end() const {
+        int64_t size = 1;
+        for (int a = geometry_.rank; --a > 0 && is_unpooled(geometry_.axes[a]);) size *= geometry_.axes[a].input;
+        return size;
     }
 
     // Enough windows to fill vectors, whose elements leave room in the first cache.

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../window.h"
+#include "folded_call.h"
 #include "kernels.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)

@@ -25,6 +25,7 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "index_gradients.inl"
 #include "segments.inl"
 #include "few_channels.inl"
+#include "rows_first.inl"
 // clang-format on
 
 // ---- Which kernel does a call ----
@@ -278,6 +279,9 @@ Task plan_forward_of(const Call& call) {
         return plan_forward_of<OrderedMax<T>>(call);
     } else {  // not compiled for maxima that are ordered
         if (spans_pooled_axes(call.geometry)) return plan_plane<typename WideSums<R>::type>(call);
+        if constexpr (kMayOverlap<R> && !is_keyed<R>) {
+            if (const Task task = plan_rows_first<R, plan_forward_of<R>>(call); task.run) return task;
+        }
         return plan_window<R>(call);
     }
 }
