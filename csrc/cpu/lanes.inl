@@ -153,6 +153,9 @@ public:
           divisors_(axis_.output),
           runs_(axis_),
           new_rows_(ceil_div(elements_per_output_row(tables_), axis_.input)),
+          columns_overlap_(std::accumulate(axis_.taps.begin(), axis_.taps.end(), int64_t{0},
+                                           [](int64_t sum, const Range& taps) { return sum + taps.count; }) >
+                           axis_.input),
           is_separable_(is_separable<R>(tables_)),
           position_strides_(position_strides),
           outer_reduction_(reduction, tables_, is_separable_ ? rank_ - 1 : 0) {
@@ -332,10 +335,12 @@ private:
     }
 
     // Whether windows of so many rows and columns are computed without a buffer for what rows combine to. One row whose
-    // elements cost nothing to look at need not be copied; small windows are read several times.
+    // elements cost nothing to look at, or are looked at once, need not be copied; small windows are read several times.
     template <class Take>
     bool is_in_place(int64_t rows, int64_t columns) const {
-        if (is_keyed<R> || (is_norm<R> && !std::is_same_v<typename Take::Source, Accumulator>)) return false;
+        if (is_keyed<R>) return false;
+        const bool are_dear = is_norm<R> && !std::is_same_v<typename Take::Source, Accumulator>;
+        if (are_dear && (columns_overlap_ || rows > new_rows_)) return false;
         return rows == 1 || (new_rows_ > 1 && rows * columns <= kMostTapsInPlace);
     }
 
@@ -448,7 +453,8 @@ private:
     std::vector<double> divisors_;
     double divided_for_ = -1;
     const RunsOfWindows runs_;
-    const int64_t new_rows_;  // of the input, for each row of the output
+    const int64_t new_rows_;      // of the input, for each row of the output
+    const bool columns_overlap_;  // those of different windows
     const bool is_separable_;
     const int64_t* const position_strides_;
     AxisByAxis<R> outer_reduction_;
