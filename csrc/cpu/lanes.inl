@@ -335,7 +335,8 @@ private:
     }
 
     // Whether windows of so many rows and columns are computed without a buffer for what rows combine to. One row whose
-    // elements cost nothing to look at, or are looked at once, need not be copied; small windows are read several times.
+    // elements cost nothing to look at, or are looked at once, need not be copied; small windows are read several
+    // times.
     template <class Take>
     bool is_in_place(int64_t rows, int64_t columns) const {
         if (is_keyed<R>) return false;
