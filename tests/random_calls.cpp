@@ -129,6 +129,7 @@ public:
 private:
     void randomize_geometry() {
         has_segments_ = random_.once_in(2);
+        has_column_major_indices_ = random_.once_in(4);
         const bool is_wide = random_.once_in(4), is_global = random_.once_in(6);
         while (true) {
             PoolAttributes attributes;
@@ -243,6 +244,11 @@ private:
         Tensor<T> x = tensor_of(x_values, input_size), grad_y = tensor_of(grad_y_values, output_size);
         Outcome<R> outcome(geometry_, layout);
         Tensor<char> flat(shape_of(geometry_, input_size), Layout::kContiguous);
+        Shape index_strides(flat.operand().strides, flat.operand().strides + 2 + geometry_.rank);
+        for (int64_t a = 0, step = 1; has_column_major_indices_ && a < geometry_.rank; ++a) {
+            index_strides[2 + a] = step;
+            step *= geometry_.axes[a].input;
+        }
 
         segment_size = has_segments_ && layout != Layout::kWithGaps ? 8 : 2048;
         Call call(geometry_, parameters_);
@@ -251,7 +257,7 @@ private:
         call.x = x.operand();
         call.y = outcome.y.operand();
         if (R::kIndexed) {
-            call.index_strides = flat.operand().strides;
+            call.index_strides = index_strides.data();
             call.indices = outcome.indices.operand();
         }
         const bool folds = layout != Layout::kWithGaps;
@@ -306,7 +312,7 @@ private:
     }
 
     Random random_;
-    bool has_segments_ = false;
+    bool has_segments_ = false, has_column_major_indices_ = false;
     Geometry geometry_{};
     Parameters parameters_;
     std::string description_;

@@ -25,8 +25,11 @@ public:
         int64_t row_numbers[kMaxSpatialRank] = {};
         packed_strides(outer_axes, 1, input_size, row_numbers);
         windows_ = RowTaps(call.geometry, output_size, tables, row_numbers, 1);
-        const RowTaps positions(call.geometry, output_size, tables, call.index_strides + 2, 0);
+        const RowTaps positions(call.geometry, output_size, tables, call.index_strides + 2, row_position_step());
         positions_of_rows_.assign(positions.offsets.begin(), positions.offsets.end());
+        for (size_t row = 0; row < windows_.rows.size(); ++row) {  // in column-major order, slices are in other places
+            windows_.rows[row].together = std::min(windows_.rows[row].together, positions.rows[row].together);
+        }
         places_.resize(windows_.most_taps);
         if (windows_.any_run) most_compared_ = std::max<int64_t>(1, kMostCompared / this->outputs_);
         prepare_ring();
@@ -94,10 +97,15 @@ private:
         for (const int64_t position : this->tap_positions_) {
             positions_of_taps_.push_back(static_cast<Position>(position * step));
         }
-        const int64_t rank = this->call_.geometry.rank, row_step = rank > 1 ? this->call_.index_strides[rank] : 0;
         for (int64_t i = 0; i < most_compared_ * this->outputs_ + kCount; ++i) {
-            positions_in_run_.push_back(static_cast<Position>(i / this->outputs_ * row_step));
+            positions_in_run_.push_back(static_cast<Position>(i / this->outputs_ * row_position_step()));
         }
+    }
+
+    // Between rows that follow each other along the second last axis.
+    int64_t row_position_step() const {
+        const int rank = this->call_.geometry.rank;
+        return rank > 1 ? this->call_.index_strides[rank] : 0;
     }
 
     // Along the rows of elements before this one.
