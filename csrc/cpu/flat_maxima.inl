@@ -64,7 +64,7 @@ public:
 
 private:
     using Positions = Vector<Position, kCount>;
-    static constexpr int64_t kMostCompared = 512;
+    static constexpr int64_t kMostCompared = 512;  // results, in one run of rows
 
     // Where windows need rows from, and how many rows there are at most until they need no more.
     void prepare_ring() {

@@ -23,7 +23,7 @@ inline bool is_tiled(const Axis& axis) {
 
 // The same call with fewer spatial axes, where tensors lie in memory so that this is possible: axes of one element are
 // left out, and those that are not pooled become channels or images, the first ones with those that lie outside of
-// them, the last one as channels that are innermost. At least one axis stays. If that is a long one whose windows lie
+// them, the last ones as channels that are innermost. At least one axis stays. If that is a long one whose windows lie
 // side by side, it is cut into shorter ones: all planes are one run of memory.
 class FoldedCall {
 public:

@@ -67,7 +67,7 @@ template <class R>
 bool can_be_packed(const Call& call) {
     const Geometry& geometry = call.geometry;
     // A row that is not combined with others before its elements, a stride apart, are taken from it: one by one, or in
-    // phases, which short rows gain little from.
+    // phases, which short rows and small numbers gain little from.
     constexpr int64_t most_phases = kMostResultPhases - 1, many_windows = 80;
     const Axis& axis = geometry.axes[0];
     const bool is_alone =

@@ -20,8 +20,8 @@ void run_rows_first(const Call& call, int64_t begin, int64_t end) {
     const int64_t lanes = call.channels_innermost ? call.geometry.channels : 1;
     int64_t strides[2 + kMaxSpatialRank] = {};  // of the rows' maxima
     const int64_t unit = packed_strides(columns, lanes, input_size, strides + 2) * lanes;
-    const int64_t most = std::clamp<int64_t>(kRowBufferBytes / static_cast<int64_t>(sizeof(T)) / unit, 1, end - begin);
-    Buffer<T> maxima(most * unit);
+    const int64_t most = std::max<int64_t>(1, kRowBufferBytes / static_cast<int64_t>(sizeof(T)) / unit);
+    Buffer<T> maxima(std::min(most, end - begin) * unit);
     strides[0] = strides[1] = strides[2 + last] = 1;
     strides[dimension] = unit;
 
