@@ -93,8 +93,12 @@ private:
     // The number of the dimension `outer`, 0 or 1, and that of `inner` become one in all tensors, if they can.
     bool merge(int outer, int inner, int64_t inner_size) {
         int64_t& outer_size = outer == 0 ? geometry_.batch : geometry_.channels;
-        const auto follow = [&](const int64_t* strides) { return strides[outer] == inner_size * strides[inner]; };
-        if (outer_size > 1 && !std::all_of(strides_, strides_ + layouts_, follow)) return false;
+        const auto follow = [&](const int64_t* strides) {
+            // Positions that indices count fill a plane, in whatever order, even if there is one.
+            const bool may_lie_anywhere = outer_size == 1 && strides != folded_.index_strides;
+            return may_lie_anywhere || strides[outer] == inner_size * strides[inner];
+        };
+        if (!std::all_of(strides_, strides_ + layouts_, follow)) return false;
         for (int i = 0; i < layouts_; ++i) strides_[i][outer] = strides_[i][inner];
         outer_size *= inner_size;
         return true;
