@@ -242,6 +242,8 @@ CASES = [
     ),
     Case("MaxPool", (2, 2, 5, 6), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}, "ties", "ties"),
     Case("MaxPool", (2, 2, 5, 6), {"kernel_shape": [3, 2], "storage_order": 1}, "ties column major", "ties"),
+    Case("MaxPool", (2, 1, 4, 9), {"kernel_shape": [1, 3], "strides": [1, 2], "storage_order": 1},
+         "column major of one channel"),
     Case("MaxPool", (1, 2, 4, 5), {"kernel_shape": [2, 2]}, "zeros", "zeros"),
     Case("LpPool", (2, 2, 5, 6), {"kernel_shape": [2, 2]}, "ties", "ties"),
     *(
