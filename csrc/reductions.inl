@@ -67,6 +67,11 @@ struct Average : Sum<A> {
     ONNXPOOL_HOST_DEVICE Accumulator gradient(Accumulator grad_y, Accumulator, Accumulator) const { return grad_y; }
 };
 
+// p where it is a whole number up to `most`, or 0.
+ONNXPOOL_HOST_DEVICE inline int whole_number(double p, int most) {
+    return p <= most && p == static_cast<int>(p) ? static_cast<int>(p) : 0;
+}
+
 // base^kExponent, and the same for an exponent that is known only when running; whole numbers >= 0.
 template <int kExponent, class V>
 ONNXPOOL_HOST_DEVICE inline V whole_power(V base) {
@@ -170,7 +175,7 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
 
     ONNXPOOL_HOST_DEVICE explicit LpNorm(const Parameters& parameters)
         : p(static_cast<Accumulator>(parameters.p)),
-          whole_exponent(p <= kLargestWholeExponent && p == static_cast<int>(p) ? static_cast<int>(p) : 0),
+          whole_exponent(whole_number(p, kLargestWholeExponent)),
           no_power_vanishes(power(static_cast<Accumulator>(smallest_magnitude<T>())) >= kSmallestSafeSum) {}
 
     // Powers are never -0, whose roots would go through subnormal numbers, which are slow.

@@ -18,11 +18,8 @@ inline void in_vectors(int64_t size, const Body& body) {
     if constexpr (kCount >= 8) {
         constexpr int smaller = kCount >= 16 ? kCount / 4 : kCount / 2;
         if (size < kCount) return in_vectors<smaller>(size, body);
-    }
-    constexpr std::integral_constant<int, 1> single;
-    if (size < kCount) {
-        for (int64_t i = 0; i < size; ++i) body(i, single);
-        return;
+    } else {
+        if (size < kCount) return in_whole_vectors<1>(size, body);
     }
     in_whole_vectors<kCount>(size, body);
 }

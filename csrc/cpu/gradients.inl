@@ -41,10 +41,10 @@ struct NormGradient<LpNorm<T, kExponent>> {
     using Element = T;
     using Accumulator = double;
     static constexpr bool kNeedsData = true;
-    static constexpr double kLargestExponent = 7;
+    static constexpr int kLargestExponent = 7;
 
     explicit NormGradient(const Parameters& parameters)
-        : p_(parameters.p), whole_exponent_(p_ == static_cast<int>(p_) ? static_cast<int>(p_) - 1 : -1) {}
+        : p_(parameters.p), whole_exponent_(whole_number(p_, kLargestExponent)) {}
 
     template <class V, class Divisor>
     auto prepare(V grad_y, V result, Divisor) const {
@@ -66,11 +66,11 @@ private:
     template <class V>
     V power(V base) const {
         if constexpr (kExponent > 0) return whole_power<kExponent - 1>(base);
-        return whole_exponent_ >= 0 ? whole_power(base, whole_exponent_) : power_of(base, p_ - 1);
+        return whole_exponent_ > 0 ? whole_power(base, whole_exponent_ - 1) : power_of(base, p_ - 1);
     }
 
     double p_;
-    int whole_exponent_;  // p - 1 where that is a whole number, or -1
+    int whole_exponent_;  // p where it is a whole number, or 0
 };
 
 inline std::vector<AxisTable> covering_tables(const Geometry& geometry) {
