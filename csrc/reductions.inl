@@ -191,6 +191,10 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
     }
     ONNXPOOL_HOST_DEVICE T empty() const { return static_cast<T>(Accumulator(0)); }
 
+    // Squares in an accumulator with twice the exponents neither overflow nor vanish.
+    static constexpr bool kAlwaysInRange =
+        kExponent == 2 && !std::is_same_v<Accumulator, T> && !std::is_same_v<T, BFloat16>;
+
     // Whether powers may have overflowed or vanished on the way to a representable result. Then the window is computed
     // again, with every |x| divided by the largest one (see ScaledLpNorm).
     template <class V>
@@ -301,11 +305,11 @@ struct Max : Largest<comparable_t<T>> {
 };
 
 // The maximum and where it is first reached (the first NaN, if there is one); index -1 where there are no data.
-template <class T>
+template <class T, class Index = int64_t>
 struct MaxWithIndex : PlainReduction {
     struct Accumulator {
         comparable_t<T> value;
-        int64_t index;
+        Index index;
     };
     using Element = T;
     static constexpr bool kIndexed = true;
@@ -314,7 +318,7 @@ struct MaxWithIndex : PlainReduction {
     ONNXPOOL_HOST_DEVICE explicit MaxWithIndex(const Parameters&) {}
 
     ONNXPOOL_HOST_DEVICE Accumulator identity() const { return {lowest_finite<T>(), -1}; }
-    ONNXPOOL_HOST_DEVICE Accumulator lift(T x, int64_t index) const { return {static_cast<comparable_t<T>>(x), index}; }
+    ONNXPOOL_HOST_DEVICE Accumulator lift(T x, Index index) const { return {static_cast<comparable_t<T>>(x), index}; }
     ONNXPOOL_HOST_DEVICE Accumulator combine(const Accumulator& a, const Accumulator& b) const {
         const bool first_nan = b.value != b.value && a.value == a.value;
         return b.value > a.value || first_nan || a.index < 0 ? b : a;

@@ -235,6 +235,15 @@ ONNXPOOL_HOST_DEVICE inline V square_root_for_float32(V x) {
         return (V)_mm512_mask_blend_pd(_mm512_fpclass_pd_mask(radicand, zero_infinity_or_nan), root, radicand);
     }
 #endif
+#if defined(__CUDA_ARCH__)
+    if constexpr (sizeof(V) == 8) {
+        double reciprocal;  // good to 20 bits, the root to 40 and 53 of them
+        asm("rsqrt.approx.ftz.f64 %0, %1;" : "=d"(reciprocal) : "d"(x));
+        double root = x * reciprocal;
+        for (int step = 0; step < 2; ++step) root = std::fma(std::fma(-root, root, x), 0.5 * reciprocal, root);
+        return x > 0 && x <= std::numeric_limits<double>::max() ? root : x;  // which are their own roots
+    }
+#endif
     return square_root(x);
 }
 

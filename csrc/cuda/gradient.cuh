@@ -5,6 +5,24 @@
 
 namespace onnxpool::cuda {
 
+// How gradients are added up.
+template <class R>
+struct GradientArithmetic {
+    using T = typename R::Element;
+    // |x| / y is at most 1, but grad_y / y may be more than float32 holds.
+    using Sum = std::conditional_t<is_norm<R> && std::is_same_v<T, BFloat16>, double, wide_accumulator_t<T>>;
+    // The derivative of the norm with p = 2 is linear in x. Not so in float64, where grad_y / y may overflow.
+    static constexpr bool kIsLinear = is_square_norm<R> && !std::is_same_v<T, double>;
+
+    static __device__ Sum widened(T value) { return static_cast<Sum>(static_cast<comparable_t<T>>(value)); }
+    static __device__ T rounded(Sum value) { return static_cast<T>(static_cast<comparable_t<T>>(value)); }
+
+    // What a window with result y sends to its datum x, if that is linear in x, divided by x.
+    static __device__ Sum linear_factor(Sum grad_y, T y) {
+        return widened(y) == 0 ? Sum(0) : quotient_for_float32(grad_y, widened(y));
+    }
+};
+
 // One input place for each thread, with kLanes channels side by side in memory.
 template <class R, class Space, int kLanes>
 __global__ void __launch_bounds__(kThreads)
@@ -109,81 +127,204 @@ __global__ void __launch_bounds__(kThreads)
     });
 }
 
-// Planes of one window each, one behind the other in memory: every thread takes as many elements as one access moves,
-// wherever planes begin and end.
+// ---- One window spans a plane ----
+
+// What a plane's elements need to know of their window.
+template <class R>
+struct PlaneGradient : GradientArithmetic<R> {
+    using T = typename R::Element;
+    using GradientArithmetic<R>::kIsLinear;
+    using GradientArithmetic<R>::rounded;
+    using GradientArithmetic<R>::widened;
+    using typename GradientArithmetic<R>::Sum;
+
+    Sum grad_y;
+    std::conditional_t<R::kGradientNeedsData && !kIsLinear, Sum, Nothing> y;
+    std::conditional_t<R::kIndexed, int64_t, Nothing> index;
+
+    static __device__ PlaneGradient of(const Problem<Small>& problem, int64_t plane, int32_t plane_size) {
+        const Position<Small> position = problem.places[plane];
+        PlaneGradient result;
+        result.grad_y = widened(*problem.grad_y.template plane<const T>(position.image, position.channel));
+        if constexpr (R::kDivides) result.grad_y /= static_cast<Sum>(plane_size);
+        if constexpr (R::kGradientNeedsData) {
+            const T y = *problem.y.template plane<const T>(position.image, position.channel);
+            if constexpr (kIsLinear) {
+                result.grad_y = GradientArithmetic<R>::linear_factor(result.grad_y, y);
+            } else {
+                result.y = widened(y);
+            }
+        }
+        if constexpr (R::kIndexed) {
+            result.index = *problem.indices.template plane<const int64_t>(position.image, position.channel) -
+                           position.image * problem.flat.image_stride - position.channel * problem.flat.channel_stride;
+        }
+        return result;
+    }
+
+    // Of element `number` of the plane.
+    __device__ T at(const R& reduction, int32_t number, T x) const {
+        if constexpr (R::kIndexed) {
+            return rounded(number == index ? grad_y : Sum(0));
+        } else if constexpr (kIsLinear) {
+            return rounded(widened(x) * grad_y);
+        } else if constexpr (R::kGradientNeedsData) {
+            return rounded(reduction.gradient(grad_y, widened(x), y));
+        } else {
+            return rounded(grad_y);
+        }
+    }
+};
+
+constexpr int kVectorsOfThread = 4;
+
+// Planes one behind the other in memory, which have at least as many elements as a vector has: every thread takes
+// several vectors, wherever planes begin and end.
 template <class R>
 __global__ void __launch_bounds__(kThreads)
     backward_planes(int64_t first_block, const __grid_constant__ Problem<Small> problem, Divider<int32_t> plane_size) {
     using T = typename R::Element;
-    using Sum = wide_accumulator_t<T>;
     constexpr int lanes = kVectorLanes<T>;
-    const int64_t first = ((first_block + blockIdx.x) * kThreads + threadIdx.x) * lanes;
-    const int64_t size = problem.places.count * plane_size.value;
-    if (first >= size) return;
+    constexpr int32_t size = kThreads * kVectorsOfThread * lanes;  // elements of a block
     const R reduction(problem.parameters);
+    const int64_t first = (first_block + blockIdx.x) * size;
     const int64_t first_plane = first / plane_size;
-    const bool is_whole = first + lanes <= size;
+    const auto before = static_cast<int32_t>(first - first_plane * plane_size.value);
+    const int64_t remaining = problem.places.count * plane_size.value - first;
+    const int32_t end = remaining < size ? static_cast<int32_t>(remaining) : size;
 
-    [[maybe_unused]] T x[lanes] = {};
+    auto* const planes = shared<PlaneGradient<R>>();
+    const int32_t planes_count = (before + end - 1) / plane_size + 1;
+    for (int32_t i = threadIdx.x; i < planes_count; i += kThreads) {
+        planes[i] = PlaneGradient<R>::of(problem, first_plane + i, plane_size);
+    }
+    __syncthreads();
+
+    const T* x = static_cast<const T*>(problem.x.data) + first;
+    T* grad_x = static_cast<T*>(problem.grad_x.data) + first;
+    T data[kVectorsOfThread][lanes];
     if constexpr (R::kGradientNeedsData) {
-        const T* from = static_cast<const T*>(problem.x.data) + first;
-        if (is_whole) {
-            load(from, x);
-        } else {
-            for (int lane = 0; lane < size - first; ++lane) x[lane] = from[lane];
-        }
-    }
-    T grad_x[lanes];
-    Sum grad_y = 0;
-    [[maybe_unused]] Sum y = 0;
-    [[maybe_unused]] int64_t index = -1;
-    int64_t plane = first_plane - 1;
-    auto number = static_cast<int32_t>(first - first_plane * plane_size.value);  // of an element in its plane
-    number += plane_size.value;
 #pragma unroll
-    for (int lane = 0; lane < lanes; ++lane, ++number) {
-        if (number >= plane_size && plane + 1 < problem.places.count) {  // the next plane
-            number -= plane_size;
-            ++plane;
-            const Position<Small> position = problem.places[plane];
-            grad_y = static_cast<Sum>(*problem.grad_y.template plane<const T>(position.image, position.channel));
-            if constexpr (R::kDivides) grad_y /= static_cast<Sum>(plane_size.value);
-            if constexpr (R::kGradientNeedsData) {
-                y = static_cast<Sum>(*problem.y.template plane<const T>(position.image, position.channel));
+        for (int i = 0; i < kVectorsOfThread; ++i) {
+            const int32_t begin = (i * kThreads + threadIdx.x) * lanes;
+            if (begin + lanes <= end) {
+                load(x + begin, data[i]);
+            } else {
+                for (int lane = 0; lane < lanes; ++lane) {
+                    if (begin + lane < end) data[i][lane] = x[begin + lane];
+                }
             }
-            if constexpr (R::kIndexed) {
-                index = *problem.indices.template plane<const int64_t>(position.image, position.channel) -
-                        position.image * problem.flat.image_stride - position.channel * problem.flat.channel_stride;
-            }
-        }
-        if constexpr (R::kIndexed) {
-            grad_x[lane] = static_cast<T>(number == index ? grad_y : Sum(0));
-        } else {
-            grad_x[lane] = static_cast<T>(reduction.gradient(grad_y, static_cast<Sum>(x[lane]), y));
         }
     }
-    T* to = static_cast<T*>(problem.grad_x.data) + first;
-    if (is_whole) {
-        store(grad_x, to);
-    } else {
-        for (int lane = 0; lane < size - first; ++lane) to[lane] = grad_x[lane];
+#pragma unroll
+    for (int i = 0; i < kVectorsOfThread; ++i) {
+        const int32_t begin = (i * kThreads + threadIdx.x) * lanes;
+        if (begin >= end) break;
+        int32_t plane = (before + begin) / plane_size;
+        int32_t number = before + begin - plane * plane_size.value;
+        PlaneGradient<R> gradient = planes[plane];
+#pragma unroll
+        for (int lane = 0; lane < lanes; ++lane, ++number) {
+            if (number == plane_size.value) {
+                number = 0;
+                if (plane + 1 < planes_count) gradient = planes[plane + 1];
+            }
+            data[i][lane] = gradient.at(reduction, number, data[i][lane]);
+        }
+        if (begin + lanes <= end) {
+            store(data[i], grad_x + begin);
+        } else {
+            for (int lane = 0; lane < lanes; ++lane) {
+                if (begin + lane < end) grad_x[begin + lane] = data[i][lane];
+            }
+        }
     }
 }
 
-// False if the planes do not lie so.
+// Channels innermost, as in forward_channel_planes().
+template <class R>
+__global__ void __launch_bounds__(kThreads)
+    backward_channel_planes(int64_t first_block, const __grid_constant__ Problem<Small> problem,
+                            const __grid_constant__ Planes planes, ChannelGroups groups, int64_t grad_stride) {
+    using T = typename R::Element;
+    constexpr int lanes = kVectorLanes<T>;
+    constexpr int unroll = 4;
+    const R reduction(problem.parameters);
+    const auto channels = static_cast<int32_t>(problem.places.channel_blocks);
+    int64_t block = first_block + blockIdx.x;
+    const auto part = static_cast<int32_t>(block % planes.parts);
+    block /= planes.parts;
+    const int64_t image = block / groups.count;
+    const auto group = static_cast<int32_t>(block - image * groups.count);
+    const int32_t channel = (group * groups.width + threadIdx.x % groups.width) * lanes;
+    if (channel >= channels) return;
+    const int32_t rows = kThreads / groups.width;
+    const auto elements = planes.elements(part);
+    const int32_t end = elements.begin + elements.count;
+
+    PlaneGradient<R> gradients[lanes];
+#pragma unroll
+    for (int lane = 0; lane < lanes; ++lane) {
+        gradients[lane] = PlaneGradient<R>::of(problem, image * channels + channel + lane, planes.size);
+    }
+    const T* x = problem.x.template plane<const T>(image, channel);
+    T* grad_x = problem.grad_x.template plane<T>(image, channel);
+    for (int32_t number = elements.begin + threadIdx.x / groups.width; number < end; number += unroll * rows) {
+        T data[unroll][lanes];
+        if constexpr (R::kGradientNeedsData) {
+#pragma unroll
+            for (int i = 0; i < unroll; ++i) {
+                if (number + i * rows < end) load(x + (number + i * rows) * planes.stride, data[i]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < unroll; ++i) {
+            if (number + i * rows >= end) break;
+#pragma unroll
+            for (int lane = 0; lane < lanes; ++lane) {
+                data[i][lane] = gradients[lane].at(reduction, number + i * rows, data[i][lane]);
+            }
+            store(data[i], grad_x + (number + i * rows) * grad_stride);
+        }
+    }
+}
+
+// False if none of these kernels takes the planes.
 template <class R>
 bool backward_planes(const Call& call, const Context& context) {
+    using T = typename R::Element;
+    constexpr int lanes = kVectorLanes<T>;
     const Geometry& geometry = call.geometry;
+    if (R::kIndexed && element_stride(geometry, call.index_strides) != 1) return false;
+    const int64_t size = plane_size(geometry);
+    Problem<Small> problem(call);
+    problem.number(call, &Problem<Small>::AxisType::output, 1);
+
+    const auto stride_of = [&](const Operand& operand) { return element_stride(geometry, operand.strides); };
+    const std::optional<int64_t> grad_stride = stride_of(call.grad_x);
+    const bool has_strides = grad_stride && (!R::kGradientNeedsData || stride_of(call.x));
+    if (call.channels_innermost && has_strides && has_channel_vectors(call, call.grad_x, &Axis::input, sizeof(T)) &&
+        (!R::kGradientNeedsData || has_channel_vectors(call, call.x, &Axis::input, sizeof(T)))) {
+        Planes planes;
+        planes.size = static_cast<int32_t>(size);
+        planes.stride = R::kGradientNeedsData ? *stride_of(call.x) : 0;
+        const ChannelGroups groups = channel_groups(geometry.channels / lanes);
+        const int64_t blocks = geometry.batch * groups.count;
+        planes.split(blocks, 4 * kThreads / groups.width);
+        launch(backward_channel_planes<R>, blocks * planes.parts, 0, context.stream, problem, planes, groups,
+               *grad_stride);
+        return true;
+    }
+
     const auto is_dense_for = [&](const Operand& operand) {
         return !operand.data || (is_dense(geometry, operand.strides) && is_aligned(operand.data));
     };
-    if (!is_dense_for(call.grad_x) || (R::kGradientNeedsData && !is_dense_for(call.x))) return false;
-    if (R::kIndexed && element_stride(geometry, call.index_strides) != 1) return false;
-    Problem<Small> problem(call);
-    problem.number(call, &Problem<Small>::AxisType::output, 1);
-    const int64_t size = problem.places.count * plane_size(geometry);
-    launch(backward_planes<R>, blocks_for(ceil_div(size, kVectorLanes<typename R::Element>)), 0, context.stream,
-           problem, Divider<int32_t>(static_cast<int32_t>(plane_size(geometry))));
+    if (!is_dense_for(call.grad_x) || (R::kGradientNeedsData && !is_dense_for(call.x)) || size < lanes) return false;
+    constexpr int64_t block_size = kThreads * kVectorsOfThread * lanes;
+    const int64_t planes_of_block = ceil_div(block_size, size) + 1;
+    launch(backward_planes<R>, ceil_div(problem.places.count * size, block_size),
+           planes_of_block * sizeof(PlaneGradient<R>), context.stream, problem,
+           Divider<int32_t>(static_cast<int32_t>(size)));
     return true;
 }
 

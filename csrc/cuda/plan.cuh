@@ -2,6 +2,8 @@
 #pragma once
 
 #include "gradient.cuh"
+#include "gradient_tile.cuh"
+#include "patch_gradient.cuh"
 #include "planes.cuh"
 #include "tile.cuh"
 #include "window.cuh"
@@ -18,14 +20,18 @@ struct AnyExponent<LpNorm<T, kExponent>> {
     using type = LpNorm<T>;
 };
 
-// Sums over whole planes, and those of gradients, are wide.
+// Sums over whole planes, and those of gradients, are wide. Within a plane, indices are not.
 template <class R>
-struct WideSums {
+struct OfPlanes {
     using type = R;
 };
 template <class T>
-struct WideSums<Average<T>> {
+struct OfPlanes<Average<T>> {
     using type = Average<T, wide_accumulator_t<T>>;
+};
+template <class T>
+struct OfPlanes<MaxWithIndex<T>> {
+    using type = MaxWithIndex<T, int32_t>;
 };
 
 // Rows of a place, so that neighbouring rows are read by the same thread, unless that leaves the device idle.
@@ -49,6 +55,21 @@ inline bool is_global(const Geometry& geometry) {
     });
 }
 
+// Whether there are kernels for patches: not for what is used too rarely for the time that they take to compile.
+template <class R>
+constexpr bool has_patches =
+    !std::is_same_v<typename R::Element, double> && !(R::kIndexed && std::is_integral_v<typename R::Element>);
+template <class T>
+constexpr bool has_patches<LpNorm<T, 0>> = false;
+template <class T>
+constexpr bool has_patches<Average<T, double>> = false;
+template <class T>
+constexpr bool has_patches<QuantizedGlobalAverage<T>> = false;
+
+// Whether there are gradients by tiles: what windows send can be added up before it is known what it is sent to.
+template <class R>
+constexpr bool has_gradient_tiles = R::kIndexed || R::kDivides || GradientArithmetic<R>::kIsLinear;
+
 // Where visiting every tap of every window costs more than reading from a plane in any layout.
 inline bool has_large_window(const Geometry& geometry) {
     double taps = 1;
@@ -56,6 +77,15 @@ inline bool has_large_window(const Geometry& geometry) {
         taps *= static_cast<double>(std::min(geometry.axes[a].kernel, geometry.axes[a].input));
     }
     return taps >= 128;
+}
+
+// How many windows cover an element, on average.
+inline double windows_of_element(const Geometry& geometry) {
+    double windows = 1;
+    for (int a = 0; a < geometry.rank; ++a) {
+        windows *= static_cast<double>(geometry.axes[a].kernel) / static_cast<double>(geometry.axes[a].stride);
+    }
+    return windows;
 }
 
 template <class R>
@@ -66,6 +96,9 @@ void forward_windows(const Call& call, const Context& context) {
     if (!is_small(call)) {
         return launch_places<Any>(forward_by_window<General, Any, 1>, call, &DeviceAxis<Any::Index>::output, 1,
                                   context);
+    }
+    if constexpr (has_patches<R>) {
+        if (forward_patches<R>(call, context)) return;
     }
     if constexpr (!R::kIndexed && !R::kInOrder) {
         if (has_large_window(call.geometry) && forward_tiles<R>(call, context)) return;
@@ -86,9 +119,9 @@ template <class R>
 void forward_of(const Call& call, const Context& context) {
     if constexpr (!R::kInOrder) {
         if (is_global(call.geometry)) {
-            using Wide = typename WideSums<R>::type;
-            if (is_small(call) && forward_planes<Wide>(call, context)) return;
-            return forward_windows<Wide>(call, context);
+            using Planes = typename OfPlanes<R>::type;
+            if (is_small(call) && forward_planes<Planes>(call, context)) return;
+            return forward_windows<std::conditional_t<R::kIndexed, R, Planes>>(call, context);
         }
     }
     forward_windows<R>(call, context);
@@ -97,13 +130,24 @@ void forward_of(const Call& call, const Context& context) {
 template <class R>
 void backward_of(const Call& call, const Context& context) {
     using T = typename R::Element;
-    using General = typename AnyExponent<typename WideSums<R>::type>::type;
+    using General = typename AnyExponent<std::conditional_t<R::kIndexed, R, typename OfPlanes<R>::type>>::type;
     constexpr int lanes = kVectorLanes<T>;
     if (!is_small(call)) {
         return launch_places<Any>(backward_by_window<General, Any, 1>, call, &DeviceAxis<Any::Index>::input, 1,
                                   context);
     }
-    if (is_global(call.geometry) && backward_planes<General>(call, context)) return;
+    if (is_global(call.geometry)) {
+        using Planes = std::conditional_t<is_square_norm<R>, R, General>;
+        if (backward_planes<Planes>(call, context)) return;
+    }
+    if constexpr (has_patches<R>) {
+        if (backward_patches<R>(call, context)) return;
+    }
+    if constexpr (has_gradient_tiles<R>) {
+        // Where channels lie side by side, the kernel that visits all windows of an element can read vectors of them.
+        const bool visits_few = R::kIndexed || (R::kDivides && windows_of_element(call.geometry) < 16);
+        if (!(call.channels_innermost && visits_few) && backward_tiles<R>(call, context)) return;
+    }
     if (call.channels_innermost && has_channel_vectors(call, call.x, &Axis::input, sizeof(T)) &&
         has_channel_vectors(call, call.y, &Axis::output, sizeof(T)) &&
         has_channel_vectors(call, call.indices, &Axis::output, sizeof(int64_t)) &&

@@ -47,7 +47,7 @@ __device__ inline A merge_team(const R& reduction, A accumulator, int team) {
 
 // lift(), where a datum is known by its number within the plane.
 template <class R>
-__device__ inline typename R::Accumulator lift(const R& reduction, typename R::Element x, int64_t number) {
+__device__ inline typename R::Accumulator lift(const R& reduction, typename R::Element x, int32_t number) {
     if constexpr (R::kIndexed) {
         return reduction.lift(x, number);
     } else {
@@ -56,6 +56,12 @@ __device__ inline typename R::Accumulator lift(const R& reduction, typename R::E
 }
 
 // ---- What all of these kernels share ----
+
+// Blocks that run at the same time, and keep the device busy.
+constexpr int kBlocksAtOnce = 4;
+inline int64_t wanted_blocks() { return kBlocksAtOnce * multiprocessors(); }
+
+constexpr int64_t kMostParts = 1024;
 
 struct Planes {
     int32_t size = 0;         // elements of a plane
@@ -68,6 +74,20 @@ struct Planes {
     __device__ RangeOf<int32_t> elements(int32_t number) const {
         const int32_t begin = number * part;
         return {begin, begin + part < size ? part : size - begin, 1};
+    }
+
+    // Into parts of at least `smallest` elements: no more of them than keep the device busy, to the end.
+    void split(int64_t blocks, int64_t smallest) {
+        const int64_t most = std::clamp<int64_t>(size / smallest, 1, kMostParts);
+        const int64_t at_once = wanted_blocks();
+        const auto idle_share = [&](int64_t parts) {
+            const int64_t waves = ceil_div(blocks * parts, at_once);
+            return 1 - static_cast<double>(blocks * parts) / static_cast<double>(std::max<int64_t>(1, waves * at_once));
+        };
+        int64_t wanted = 1;
+        while (wanted < most && idle_share(wanted) > 0.1) ++wanted;
+        part = static_cast<int32_t>(ceil_div(size, wanted));
+        parts = static_cast<int32_t>(ceil_div(size, part));
     }
 };
 
@@ -115,20 +135,22 @@ __global__ void __launch_bounds__(kThreads)
     write_result(reduction, problem, planes, problem.places[plane], accumulator);
 }
 
-// ---- Large contiguous planes: a block for each part of a plane ----
+// ---- Large contiguous planes: a team of threads, a warp or the block, for each part of a plane ----
 
 template <class R>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     forward_large_planes(int64_t first_block, const __grid_constant__ Problem<Small> problem,
-                         const __grid_constant__ Planes planes) {
+                         const __grid_constant__ Planes planes, int32_t team) {
     using T = typename R::Element;
     using Accumulator = typename R::Accumulator;
     constexpr int lanes = kVectorLanes<T>;
-    constexpr int unroll = 4;  // loads that are on their way at the same time
+    constexpr int unroll = 8;  // loads that are on their way at the same time
     const R reduction(problem.parameters);
-    const int64_t block = first_block + blockIdx.x;
-    const int64_t plane = block / planes.parts;
-    const auto part = static_cast<int32_t>(block - plane * planes.parts);
+    const int64_t number_of_part = (first_block + blockIdx.x) * (kThreads / team) + threadIdx.x / team;
+    const int64_t plane = number_of_part / planes.parts;
+    if (plane >= problem.places.count) return;  // the whole team
+    const auto part = static_cast<int32_t>(number_of_part - plane * planes.parts);
+    const int32_t member = threadIdx.x % team;
     const Position<Small> position = problem.places[plane];
     const auto elements = planes.elements(part);
     const T* x = problem.x.template plane<const T>(position.image, position.channel);
@@ -138,50 +160,43 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int lane = 0; lane < lanes; ++lane) partial[lane] = reduction.identity();
     const auto take = [&](int lane, T element, int32_t number) {
-        partial[lane] = merge(reduction, partial[lane], lift(reduction, element, number));
+        partial[lane] = reduction.combine(partial[lane], lift(reduction, element, number));
     };
     // Up to the first 16-byte boundary, and after the last one, element by element.
     const auto misaligned = static_cast<int32_t>(reinterpret_cast<uintptr_t>(x + elements.begin) % kVectorBytes /
                                                  static_cast<int>(sizeof(T)));
     int32_t number = elements.begin + (lanes - misaligned) % lanes;
     if (number > end) number = end;
-    if (elements.begin + static_cast<int32_t>(threadIdx.x) < number) {
-        take(0, x[elements.begin + threadIdx.x], elements.begin + threadIdx.x);
-    }
+    if (elements.begin + member < number) take(0, x[elements.begin + member], elements.begin + member);
     const int32_t vectors_end = number + (end - number) / lanes * lanes;
-    if (vectors_end + static_cast<int32_t>(threadIdx.x) < end) {
-        take(0, x[vectors_end + threadIdx.x], vectors_end + threadIdx.x);
-    }
-    number += threadIdx.x * lanes;
-    constexpr int32_t step = kThreads * lanes;
-    for (; number + (unroll - 1) * step < vectors_end; number += unroll * step) {
+    const int32_t step = team * lanes;
+    for (number += member * lanes; number < vectors_end; number += unroll * step) {
         T loaded[unroll][lanes];
 #pragma unroll
-        for (int i = 0; i < unroll; ++i) load(x + number + i * step, loaded[i]);
+        for (int i = 0; i < unroll; ++i) {
+            if (number + i * step < vectors_end) load(x + number + i * step, loaded[i]);
+        }
 #pragma unroll
         for (int i = 0; i < unroll; ++i) {
+            if (number + i * step >= vectors_end) break;
 #pragma unroll
             for (int lane = 0; lane < lanes; ++lane) take(lane, loaded[i][lane], number + i * step + lane);
         }
     }
-    for (; number < vectors_end; number += step) {
-        T loaded[lanes];
-        load(x + number, loaded);
-#pragma unroll
-        for (int lane = 0; lane < lanes; ++lane) take(lane, loaded[lane], number + lane);
-    }
+    if (vectors_end + member < end) take(0, x[vectors_end + member], vectors_end + member);
 
 #pragma unroll
     for (int lane = 1; lane < lanes; ++lane) partial[0] = merge(reduction, partial[0], partial[lane]);
-    const Accumulator of_warp = merge_team(reduction, partial[0], 32);
-    Accumulator* warps = shared<Accumulator>();
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = of_warp;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        Accumulator accumulator = warps[0];
-        for (int warp = 1; warp < kThreads / 32; ++warp) accumulator = merge(reduction, accumulator, warps[warp]);
-        write_part(reduction, problem, planes, plane, part, accumulator);
+    Accumulator accumulator = merge_team(reduction, partial[0], 32);
+    if (team > 32) {  // one team
+        Accumulator* warps = shared<Accumulator>();
+        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = accumulator;
+        __syncthreads();
+        if (member == 0) {
+            for (int warp = 1; warp < kThreads / 32; ++warp) accumulator = merge(reduction, accumulator, warps[warp]);
+        }
     }
+    if (member == 0) write_part(reduction, problem, planes, plane, part, accumulator);
 }
 
 // ---- Small planes, one behind the other in memory: a block copies several, then a team takes each ----
@@ -189,6 +204,7 @@ __global__ void __launch_bounds__(kThreads)
 struct Packing {
     int32_t planes = 1;  // of a block; all but the last block's lie between 16-byte boundaries
     int32_t team = 1;    // threads of a plane
+    int32_t bytes = 0;   // of the copy, with what fills the last 16 of them
 };
 
 template <class R>
@@ -196,8 +212,9 @@ __global__ void __launch_bounds__(kThreads)
     forward_packed_planes(int64_t first_block, const __grid_constant__ Problem<Small> problem,
                           const __grid_constant__ Planes planes, Packing packing) {
     using T = typename R::Element;
+    using Accumulator = typename R::Accumulator;
     constexpr int lanes = kVectorLanes<T>;
-    constexpr int unroll = 4;
+    constexpr int unroll = 8;
     const R reduction(problem.parameters);
     const int64_t first_plane = (first_block + blockIdx.x) * packing.planes;
     const int64_t remaining = problem.places.count - first_plane;
@@ -205,41 +222,53 @@ __global__ void __launch_bounds__(kThreads)
     const int32_t size = count * planes.size;
     const T* x = static_cast<const T*>(problem.x.data) + first_plane * planes.size;
     T* copy = shared<T>();
+    auto* accumulators = reinterpret_cast<Accumulator*>(shared<char>() + packing.bytes);
     constexpr int32_t step = kThreads * lanes;
-    int32_t number = threadIdx.x * lanes;
-    for (; number + (unroll - 1) * step + lanes <= size; number += unroll * step) {
+    const int32_t whole = size / lanes * lanes;
+    for (int32_t number = threadIdx.x * lanes; number < whole; number += unroll * step) {
         T loaded[unroll][lanes];
 #pragma unroll
-        for (int i = 0; i < unroll; ++i) load(x + number + i * step, loaded[i]);
+        for (int i = 0; i < unroll; ++i) {
+            if (number + i * step < whole) load(x + number + i * step, loaded[i]);
+        }
 #pragma unroll
-        for (int i = 0; i < unroll; ++i) store(loaded[i], copy + number + i * step);
-    }
-    for (; number < size; number += step) {
-        if (number + lanes <= size) {
-            T loaded[lanes];
-            load(x + number, loaded);
-            store(loaded, copy + number);
-        } else {
-            for (int32_t i = number; i < size; ++i) copy[i] = x[i];
+        for (int i = 0; i < unroll; ++i) {
+            if (number + i * step < whole) store(loaded[i], copy + number + i * step);
         }
     }
+    if (whole + static_cast<int32_t>(threadIdx.x) < size) copy[whole + threadIdx.x] = x[whole + threadIdx.x];
     __syncthreads();
 
     const int32_t teams = kThreads / packing.team;
     const int32_t member = threadIdx.x % packing.team;
     for (int32_t first = 0; first < count; first += teams) {  // all threads of a warp take part in every shuffle
         const int32_t plane = first + threadIdx.x / packing.team;
-        typename R::Accumulator accumulator = reduction.identity();
+        Accumulator accumulator = reduction.identity();
         if (plane < count) {
             const T* elements = copy + plane * planes.size;
-            for (int32_t i = member; i < planes.size; i += packing.team) {
-                accumulator = merge(reduction, accumulator, lift(reduction, elements[i], i));
+            if (planes.size % lanes == 0) {
+                for (int32_t i = member * lanes; i < planes.size; i += packing.team * lanes) {
+                    T loaded[lanes];
+                    load(elements + i, loaded);
+#pragma unroll
+                    for (int lane = 0; lane < lanes; ++lane) {
+                        accumulator = reduction.combine(accumulator, lift(reduction, loaded[lane], i + lane));
+                    }
+                }
+            } else {
+#pragma unroll 4
+                for (int32_t i = member; i < planes.size; i += packing.team) {
+                    accumulator = reduction.combine(accumulator, lift(reduction, elements[i], i));
+                }
             }
         }
         accumulator = merge_team(reduction, accumulator, packing.team);
-        if (plane < count && member == 0) {
-            write_result(reduction, problem, planes, problem.places[first_plane + plane], accumulator);
-        }
+        if (plane < count && member == 0) accumulators[plane] = accumulator;
+    }
+    // Threads side by side write results side by side.
+    __syncthreads();
+    for (int32_t plane = threadIdx.x; plane < count; plane += kThreads) {
+        write_result(reduction, problem, planes, problem.places[first_plane + plane], accumulators[plane]);
     }
 }
 
@@ -264,13 +293,18 @@ struct ChannelGroups {
     int32_t count = 1;
 };
 
+inline ChannelGroups channel_groups(int64_t vectors) {
+    const int64_t width = std::min<int64_t>(32, 2 * power_of_two_below(std::max<int64_t>(1, vectors - 1)));
+    return {static_cast<int32_t>(width), static_cast<int32_t>(ceil_div(vectors, width))};
+}
+
 template <class R>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     forward_channel_planes(int64_t first_block, const __grid_constant__ Problem<Small> problem,
                            const __grid_constant__ Planes planes, ChannelGroups groups) {
     using T = typename R::Element;
     constexpr int lanes = kPlaneLanes<R>;
-    constexpr int unroll = 4;
+    constexpr int unroll = 8;
     const R reduction(problem.parameters);
     const auto channels = static_cast<int32_t>(problem.places.channel_blocks);
     int64_t block = first_block + blockIdx.x;
@@ -290,50 +324,49 @@ __global__ void __launch_bounds__(kThreads)
     for (int lane = 0; lane < lanes; ++lane) accumulators[lane] = reduction.identity();
     if (channel < channels) {
         const T* x = problem.x.template plane<const T>(image, channel);
-        int32_t number = elements.begin + row;
-        for (; number + (unroll - 1) * rows < end; number += unroll * rows) {
+        for (int32_t number = elements.begin + row; number < end; number += unroll * rows) {
             T loaded[unroll][lanes];
 #pragma unroll
-            for (int i = 0; i < unroll; ++i) load(x + (number + i * rows) * planes.stride, loaded[i]);
+            for (int i = 0; i < unroll; ++i) {
+                if (number + i * rows < end) load(x + (number + i * rows) * planes.stride, loaded[i]);
+            }
 #pragma unroll
             for (int i = 0; i < unroll; ++i) {
+                if (number + i * rows >= end) break;
 #pragma unroll
                 for (int lane = 0; lane < lanes; ++lane) {
                     accumulators[lane] =
-                        merge(reduction, accumulators[lane], lift(reduction, loaded[i][lane], number + i * rows));
+                        reduction.combine(accumulators[lane], lift(reduction, loaded[i][lane], number + i * rows));
                 }
-            }
-        }
-        for (; number < end; number += rows) {
-            T loaded[lanes];
-            load(x + number * planes.stride, loaded);
-#pragma unroll
-            for (int lane = 0; lane < lanes; ++lane) {
-                accumulators[lane] = merge(reduction, accumulators[lane], lift(reduction, loaded[lane], number));
             }
         }
     }
 
     auto* of_block = shared<typename R::Accumulator>();  // [lane][row][column]
-    for (int32_t half = rows / 2; half > 0; half /= 2) {
-        if (row >= half && row < 2 * half) {
+    int32_t kept_rows = rows;
+    for (;; kept_rows /= 2) {
+        if (row < kept_rows) {
 #pragma unroll
             for (int lane = 0; lane < lanes; ++lane) of_block[lane * kThreads + threadIdx.x] = accumulators[lane];
         }
         __syncthreads();
-        if (row < half) {
-            const int32_t other = threadIdx.x + half * groups.width;
+        if (kept_rows <= 8) break;
+        if (row < kept_rows / 2) {
+            const int32_t other = threadIdx.x + kept_rows / 2 * groups.width;
 #pragma unroll
             for (int lane = 0; lane < lanes; ++lane) {
                 accumulators[lane] = merge(reduction, accumulators[lane], of_block[lane * kThreads + other]);
             }
         }
+        __syncthreads();
     }
-    if (row == 0 && channel < channels) {
-#pragma unroll
-        for (int lane = 0; lane < lanes; ++lane) {
-            write_part(reduction, problem, planes, image * channels + channel + lane, part, accumulators[lane]);
-        }
+    // Every lane is finished by threads of its own.
+    for (int32_t lane = row; lane < lanes; lane += rows) {
+        if (channel >= channels) break;
+        const auto* of_lane = of_block + lane * kThreads + column;
+        auto accumulator = of_lane[0];
+        for (int32_t i = 1; i < kept_rows; ++i) accumulator = merge(reduction, accumulator, of_lane[i * groups.width]);
+        write_part(reduction, problem, planes, image * channels + channel + lane, part, accumulator);
     }
 }
 
@@ -366,9 +399,6 @@ inline bool is_dense(const Geometry& geometry, const int64_t* strides) {
            (geometry.batch <= 1 || strides[0] == geometry.channels * size);
 }
 
-// Enough blocks to keep the device busy.
-inline int64_t wanted_blocks() { return 4 * multiprocessors(); }
-
 // Planes of `Problem`, which has one place for each: false if none of these kernels takes them.
 template <class R>
 bool forward_planes(const Call& call, const Context& context) {
@@ -385,12 +415,8 @@ bool forward_planes(const Call& call, const Context& context) {
     planes.size = static_cast<int32_t>(plane_size(geometry));
     const int64_t count = problem.places.count;
 
-    // Parts of at least `smallest` elements, if there are too few blocks without.
     const auto split = [&](int64_t blocks, int64_t smallest) {
-        const int64_t most = std::max<int64_t>(1, planes.size / smallest);
-        const int64_t wanted = ceil_div(wanted_blocks(), std::max<int64_t>(1, blocks));
-        planes.part = static_cast<int32_t>(ceil_div(planes.size, std::min(most, wanted)));
-        planes.parts = static_cast<int32_t>(ceil_div(planes.size, planes.part));
+        planes.split(blocks, smallest);
         if (planes.parts > 1) planes.partial = context.allocate(count * planes.parts * sizeof(Accumulator));
     };
     const auto finish = [&] {
@@ -402,10 +428,7 @@ bool forward_planes(const Call& call, const Context& context) {
         constexpr int lanes = kPlaneLanes<R>;
         if (!has_channel_vectors(call, call.x, &Axis::input, sizeof(T))) return false;
         const int64_t vectors = geometry.channels / lanes;
-        ChannelGroups groups;
-        groups.width =
-            static_cast<int32_t>(std::min<int64_t>(32, 2 * power_of_two_below(std::max<int64_t>(1, vectors - 1))));
-        groups.count = static_cast<int32_t>(ceil_div(vectors, groups.width));
+        const ChannelGroups groups = channel_groups(vectors);
         const int64_t blocks = geometry.batch * groups.count;
         split(blocks, 4 * kThreads / groups.width);
         launch(forward_channel_planes<R>, blocks * planes.parts, kThreads * lanes * sizeof(Accumulator), context.stream,
@@ -416,23 +439,27 @@ bool forward_planes(const Call& call, const Context& context) {
     const int64_t bytes = planes.size * static_cast<int64_t>(sizeof(T));
     // This many planes lie between 16-byte boundaries.
     const int64_t unit = kVectorBytes / std::min<int64_t>(kVectorBytes, bytes & -bytes);
-    if (is_dense(geometry, call.x.strides) && is_aligned(call.x.data) && bytes <= 4096 &&
-        unit * bytes <= kSharedBytes) {
-        const int64_t most = std::max<int64_t>(1, 16 * 1024 / (unit * bytes));
-        const int64_t units = std::clamp<int64_t>(count / wanted_blocks() / unit, 1, most);
-        Packing packing;
-        packing.planes = static_cast<int32_t>(unit * units);
-        while (packing.team < std::min(32, planes.size) &&
-               (packing.team * packing.planes < kThreads || packing.team * 8 < planes.size)) {
-            packing.team *= 2;
+    if (is_dense(geometry, call.x.strides) && is_aligned(call.x.data) && bytes <= 4096) {
+        constexpr int64_t bytes_of_block = 24 * 1024;
+        const int64_t most = bytes_of_block / (unit * (bytes + static_cast<int64_t>(sizeof(Accumulator))));
+        if (most > 0) {
+            Packing packing;
+            packing.planes = static_cast<int32_t>(unit * std::clamp<int64_t>(count / wanted_blocks() / unit, 1, most));
+            packing.bytes = static_cast<int32_t>(ceil_div(packing.planes * bytes, kVectorBytes) * kVectorBytes);
+            while (packing.team < 32 && 2 * packing.team * packing.planes <= kThreads) packing.team *= 2;
+            launch(forward_packed_planes<R>, ceil_div(count, packing.planes),
+                   packing.bytes + packing.planes * sizeof(Accumulator), context.stream, problem, planes, packing);
+            return true;
         }
-        launch(forward_packed_planes<R>, ceil_div(count, packing.planes), packing.planes * bytes, context.stream,
-               problem, planes, packing);
+    }
+    if (count >= 24 * multiprocessors()) {  // enough planes for a warp each
+        planes.part = planes.size;
+        launch(forward_large_planes<R>, ceil_div(count, kThreads / 32), 0, context.stream, problem, planes, 32);
         return true;
     }
     split(count, 4 * kThreads * kVectorLanes<T>);
     launch(forward_large_planes<R>, count * planes.parts, kThreads / 32 * sizeof(Accumulator), context.stream, problem,
-           planes);
+           planes, kThreads);
     return finish();
 }
 

@@ -1,7 +1,9 @@
 // A call as kernels see it: passed by value, with strides and sizes in as few bits as they need.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 
 #include "../window.h"
@@ -108,7 +110,7 @@ struct Position {
     typename Space::Index spatial[Space::kRank];
 };
 
-// The places of a tensor, some channels and some rows at a time, numbered in the order of its memory:
+// The places of a tensor, some channels, rows and columns at a time, numbered in the order of its memory:
 // [N, C, D1, ..., Dr], or [N, D1, ..., Dr, C] with channels innermost.
 template <class Space>
 struct Places {
@@ -116,13 +118,25 @@ struct Places {
 
     int64_t count = 0;
     int rank = Space::kRank;
-    int lanes = 1;  // channels of a place
-    int rows = 1;   // of a place, along the second to last axis, unless there is one axis only
+    int lanes = 1;    // channels of a place
+    int rows = 1;     // of a place, along the second to last axis, unless there is one axis only
+    int columns = 1;  // of a place, along the last axis
     bool channels_innermost = false;
     Divider<Index> channel_blocks;
     Divider<Index> sizes[Space::kRank];
 
     __device__ Position<Space> operator[](int64_t number) const {
+        if (sizeof(Index) == 4 && count <= std::numeric_limits<int32_t>::max()) {
+            return decode(static_cast<int32_t>(number));
+        }
+        return decode_large(number);
+    }
+
+private:
+    __device__ __attribute__((noinline)) Position<Space> decode_large(int64_t number) const { return decode(number); }
+
+    template <class Number>
+    __device__ Position<Space> decode(Number number) const {
         Position<Space> position;
         if (channels_innermost) position.channel = take(number, channel_blocks) * lanes;
 #pragma unroll
@@ -133,14 +147,15 @@ struct Places {
         if (!channels_innermost) position.channel = take(number, channel_blocks) * lanes;
         position.image = number;
         if (rows > 1) position.spatial[Space::rank(rank) - 2] *= rows;
+        position.spatial[Space::rank(rank) - 1] *= columns;
         return position;
     }
 
-private:
     // The last digit of a number in a mixed-radix system, which it loses.
-    static __device__ int64_t take(int64_t& number, const Divider<Index>& radix) {
-        const int64_t quotient = number / radix;
-        const int64_t digit = number - quotient * static_cast<int64_t>(radix);
+    template <class Number>
+    static __device__ Number take(Number& number, const Divider<Index>& radix) {
+        const Number quotient = number / radix;
+        const Number digit = number - quotient * static_cast<Number>(radix);
         number = quotient;
         return digit;
     }
@@ -180,7 +195,13 @@ struct Problem {
     }
 
     // The places are those of outputs or of inputs.
-    void number(const Call& call, Index AxisType::* size, int lanes, int rows = 1) {
+    void number(const Call& call, Index AxisType::* size, int lanes, int rows = 1, int columns = 1) {
+        Index sizes[Space::kRank];
+        for (int a = 0; a < rank; ++a) sizes[a] = axes[a].*size;
+        number(call, sizes, lanes, rows, columns);
+    }
+
+    void number(const Call& call, const Index (&sizes)[Space::kRank], int lanes, int rows, int columns) {
         places.rank = rank;
         places.lanes = lanes;
         places.channels_innermost = call.channels_innermost;
@@ -188,12 +209,30 @@ struct Problem {
         places.channel_blocks = Divider<Index>(static_cast<Index>(channel_blocks));
         places.count = call.geometry.batch * channel_blocks;
         places.rows = rows;
+        places.columns = columns;
         for (int a = 0; a < rank; ++a) {
-            const int64_t numbers = rows > 1 && a == rank - 2 ? ceil_div(axes[a].*size, rows) : axes[a].*size;
+            const int together = a == rank - 1 ? columns : a == rank - 2 ? rows : 1;
+            const int64_t numbers = ceil_div(sizes[a], together);
             places.sizes[a] = Divider<Index>(static_cast<Index>(numbers));
             places.count *= numbers;
         }
     }
+
+    // Where windows have one axis only, the channels of an image become rows of a plane, if their offsets are small.
+    void make_rows_of_channels(const Call& call) {
+        View<Space>* const views[] = {&x, &y, &indices, &grad_y, &grad_x, &flat};
+        const bool all_fit = std::all_of(std::begin(views), std::end(views), [&](const View<Space>* view) {
+            return call.geometry.channels * view->channel_stride <= std::numeric_limits<Index>::max() / 2;
+        });
+        if (call.geometry.rank > 1 || call.channels_innermost || !all_fit) return;
+        AxisType& rows = axes[rank - 2];
+        rows.input = rows.output = static_cast<Index>(call.geometry.channels);
+        for (View<Space>* view : views) view->strides[rank - 2] = static_cast<Index>(view->channel_stride);
+        places.channel_blocks = Divider<Index>(1);
+    }
+
+    // Of all that is numbered.
+    int64_t planes(const Call& call) const { return call.geometry.batch * places.channel_blocks; }
 
 private:
     View<Space> view(const Call& call, const Operand& operand) const {

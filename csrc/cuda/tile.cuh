@@ -216,7 +216,7 @@ bool choose_tiling(const Call& call, const Problem<Small>& problem, Tiling& tili
     const auto& rows = problem.axes[1];
     const auto& columns = problem.axes[2];
     constexpr int64_t lanes = kVectorLanes<T>;
-    tiling.all_planes = call.geometry.batch * call.geometry.channels;
+    tiling.all_planes = problem.planes(call);
     tiling.depth = Divider<int32_t>(problem.axes[0].output);
     tiling.squares_rows = rows.kernel >= kSquaredTaps;
     tiling.squares_columns = columns.kernel >= kSquaredTaps;
@@ -284,6 +284,7 @@ template <class R>
 bool forward_tiles(const Call& call, const Context& context) {
     Problem<Small> problem(call);
     problem.number(call, &Problem<Small>::AxisType::output, 1);
+    problem.make_rows_of_channels(call);
     Tiling tiling;
     if (!choose_tiling<R>(call, problem, tiling)) return false;
     const int64_t blocks =

@@ -10,6 +10,41 @@ constexpr bool is_norm = false;
 template <class T, int kExponent>
 constexpr bool is_norm<LpNorm<T, kExponent>> = true;
 
+template <class R>
+constexpr bool is_square_norm = false;
+template <class T>
+constexpr bool is_square_norm<LpNorm<T, 2>> = true;
+template <class R>
+constexpr bool may_be_out_of_range = false;
+template <class T, int kExponent>
+constexpr bool may_be_out_of_range<LpNorm<T, kExponent>> = !LpNorm<T, kExponent>::kAlwaysInRange;
+
+template <class R>
+constexpr bool is_sum = is_norm<R>;
+template <class T, class A>
+constexpr bool is_sum<Average<T, A>> = true;
+
+// numerator / denominator, to be rounded to float32 later: float64 is good to 2^-39 here.
+template <class Number>
+__device__ inline Number quotient_for_float32(Number numerator, Number denominator) {
+#if defined(__CUDA_ARCH__)
+    if constexpr (sizeof(Number) == 8) {
+        double guess;  // good to 2^-20
+        asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(guess) : "d"(denominator));
+        const double better = std::fma(std::fma(-denominator, guess, 1.0), guess, guess);
+        return numerator * (guess == 0 ? guess : better);  // 1 / infinity
+    }
+#endif
+    return numerator / denominator;
+}
+
+template <class R>
+constexpr bool is_max = R::kIndexed;
+template <class T>
+constexpr bool is_max<Max<T>> = true;
+
+struct Nothing {};
+
 // The ranges of all axes: a window's taps, or the windows that cover an element.
 template <class Space>
 struct Box {
@@ -153,7 +188,7 @@ __device__ inline typename R::Element finish_window(const R& reduction, const Pr
     if constexpr (R::kDivides) {
         return reduction.finish(accumulator / static_cast<typename R::Accumulator>(divisor));
     }
-    if constexpr (is_norm<R>) {
+    if constexpr (may_be_out_of_range<R>) {
         if (reduction.out_of_range(accumulator)) {
             const Box<Space> box = taps();
             return rescaled_norm(problem, box, plane);

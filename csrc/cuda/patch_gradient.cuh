@@ -1,0 +1,268 @@
+// The gradients of patch.cuh's windows: a thread reads all windows that cover a patch of inputs into registers, and
+// adds up what they send to each of these.
+#pragma once
+
+#include "gradient.cuh"
+#include "patch.cuh"
+
+namespace onnxpool::cuda {
+
+// What a thread computes: kRows by kColumns inputs, for kLanes channels side by side in memory. Patches begin where a
+// window does, kPhase columns after its first tap. If kAligned, patches begin at multiples of kColumns, and rows are
+// written in vectors of so many.
+template <int kKernel_, int kStride_, int kRows_, int kColumns_, int kLanes_, int kPhase_ = 0, bool kAligned_ = false>
+struct GradientPatch {
+    static constexpr int kKernel = kKernel_, kStride = kStride_;
+    static constexpr int kRows = kRows_, kColumns = kColumns_, kLanes = kLanes_;
+    static constexpr int kPhase = kPhase_;
+    static constexpr bool kAligned = kAligned_;
+    // Windows that begin before the first one, and reach the patch.
+    static constexpr int kBefore = (kKernel - 1) / kStride;
+    static constexpr int kWindowRows = kBefore + (kRows - 1) / kStride + 1;
+    static constexpr int kWindowColumns = kBefore + (kColumns - 1 + kPhase) / kStride + 1;
+    static_assert(kRows % kStride == 0);
+    using Axis = PatchAxis<kKernel>;
+
+    // Whether window number `window` of the patch covers element number `element`, counted from the first tap of window
+    // number kBefore.
+    static constexpr __device__ bool covers(int window, int element) {
+        const int tap = element - (window - kBefore) * kStride;
+        return tap >= 0 && tap < kKernel;
+    }
+};
+
+// 1 / count, for a count from 1 to kMost.
+template <int kMost, class Number>
+__device__ inline Number reciprocal(int32_t count) {
+    if constexpr (kMost == 1) {
+        return 1;
+    } else {
+        constexpr Number of_most = Number(1) / kMost;
+        return count == kMost ? of_most : reciprocal<kMost - 1, Number>(count);
+    }
+}
+
+template <class R, class P>
+__global__ void __launch_bounds__(kThreads)
+    backward_patches(int64_t first_block, const __grid_constant__ Problem<Small> problem) {
+    using T = typename R::Element;
+    using Gradient = GradientArithmetic<R>;
+    using Sum = typename Gradient::Sum;
+    const int64_t number = (first_block + blockIdx.x) * kThreads + threadIdx.x;
+    if (number >= problem.places.count) return;
+    const Divisor divisor = problem.parameters.divisor;
+    const typename P::Axis rows(problem.axes[1], divisor), columns(problem.axes[2], divisor);
+    const Position<Small> place = problem.places[number];
+    const int32_t first_row = place.spatial[1] - rows.pad_begin;
+    const int32_t first_column = place.spatial[2] - (P::kAligned ? 0 : columns.pad_begin);
+    const int32_t first_window_row = place.spatial[1] / P::kStride - P::kBefore;
+    const int32_t first_window_column = (first_column + columns.pad_begin - P::kPhase) / P::kStride - P::kBefore;
+    const auto slices = covering_windows(problem.axes[0], place.spatial[0]);
+
+    // ---- The windows ----
+    T grad_y[P::kWindowRows][P::kWindowColumns][P::kLanes];
+    using Neighbour = std::conditional_t<R::kIndexed, int64_t, T>;
+    constexpr bool has_neighbour = R::kIndexed || R::kGradientNeedsData;
+    [[maybe_unused]] Neighbour neighbour[P::kWindowRows][P::kWindowColumns][P::kLanes];
+    const View<Small>& beside = R::kIndexed ? problem.indices : problem.y;
+    const int32_t slice = slices.count > 0 ? slices.begin : 0;
+    const T* starts[P::kWindowColumns];
+    const Neighbour* starts_beside[P::kWindowColumns];
+#pragma unroll
+    for (int j = 0; j < P::kWindowColumns; ++j) {
+        const int32_t column = clamp_to(first_window_column + j, columns.output);
+        starts[j] = problem.grad_y.template plane<const T>(place.image, place.channel) +
+                    (slice * problem.grad_y.strides[0] + column * problem.grad_y.strides[2]);
+        starts_beside[j] = beside.template plane<const Neighbour>(place.image, place.channel) +
+                           (slice * beside.strides[0] + column * beside.strides[2]);
+    }
+#pragma unroll
+    for (int i = 0; i < P::kWindowRows; ++i) {
+        const int32_t row = clamp_to(first_window_row + i, rows.output);
+#pragma unroll
+        for (int j = 0; j < P::kWindowColumns; ++j) {
+            load(starts[j] + row * problem.grad_y.strides[1], grad_y[i][j]);
+            if constexpr (has_neighbour) load(starts_beside[j] + row * beside.strides[1], neighbour[i][j]);
+        }
+    }
+    const bool all_inside = slices.count > 0 && first_window_row >= 0 &&
+                            first_window_row + P::kWindowRows <= rows.output && first_window_column >= 0 &&
+                            first_window_column + P::kWindowColumns <= columns.output;
+    if (!all_inside) {
+#pragma unroll
+        for (int i = 0; i < P::kWindowRows; ++i) {
+            const bool row_is_inside = slices.count > 0 && rows.has_window(first_window_row + i);
+#pragma unroll
+            for (int j = 0; j < P::kWindowColumns; ++j) {
+                const bool is_inside = row_is_inside && columns.has_window(first_window_column + j);
+#pragma unroll
+                for (int lane = 0; lane < P::kLanes; ++lane) {
+                    if (!is_inside) grad_y[i][j][lane] = static_cast<T>(comparable_t<T>(0));
+                    if (!is_inside && R::kGradientNeedsData) neighbour[i][j][lane] = static_cast<Neighbour>(1);
+                }
+            }
+        }
+    }
+    [[maybe_unused]] const int64_t first_index =
+        place.image * problem.flat.image_stride + place.channel * problem.flat.channel_stride +
+        place.spatial[0] * problem.flat.strides[0] + first_row * problem.flat.strides[1] +
+        first_column * problem.flat.strides[2];
+    [[maybe_unused]] Sum weights[P::kWindowColumns];
+    if constexpr (R::kDivides) {
+#pragma unroll
+        for (int j = 0; j < P::kWindowColumns; ++j) {
+            weights[j] =
+                reciprocal<P::kKernel, Sum>(columns.count((first_window_column + j) * P::kStride - columns.pad_begin));
+        }
+    }
+
+    // ---- Row by row of windows ----
+    Sum sums[P::kRows][P::kColumns][P::kLanes] = {};
+#pragma unroll
+    for (int i = 0; i < P::kWindowRows; ++i) {
+        [[maybe_unused]] const Sum row_weight =
+            R::kDivides ? reciprocal<P::kKernel, Sum>(rows.count((first_window_row + i) * P::kStride - rows.pad_begin))
+                        : Sum(1);
+#pragma unroll
+        for (int lane = 0; lane < P::kLanes; ++lane) {
+            if constexpr (R::kIndexed) {
+#pragma unroll
+                for (int j = 0; j < P::kWindowColumns; ++j) {
+                    // Relative to the patch, if it lies near it.
+                    const int64_t distance = neighbour[i][j][lane] - first_index - lane * problem.flat.channel_stride;
+                    const auto named = static_cast<int32_t>(distance);
+                    const Sum sent = named == distance ? Gradient::widened(grad_y[i][j][lane]) : Sum(0);
+#pragma unroll
+                    for (int r = 0; r < P::kRows; ++r) {
+#pragma unroll
+                        for (int c = 0; c < P::kColumns; ++c) {
+                            if (!P::covers(i, r) || !P::covers(j, c + P::kPhase)) continue;
+                            const int32_t own = r * problem.flat.strides[1] + c * problem.flat.strides[2];
+                            if (named == own) sums[r][c][lane] += sent;
+                        }
+                    }
+                }
+            } else {
+                Sum sent[P::kWindowColumns];
+#pragma unroll
+                for (int j = 0; j < P::kWindowColumns; ++j) {
+                    sent[j] = Gradient::widened(grad_y[i][j][lane]);
+                    if constexpr (R::kGradientNeedsData) {
+                        sent[j] = Gradient::linear_factor(sent[j], neighbour[i][j][lane]);
+                    }
+                }
+#pragma unroll
+                for (int c = 0; c < P::kColumns; ++c) {
+                    Sum sum = 0;
+#pragma unroll
+                    for (int j = 0; j < P::kWindowColumns; ++j) {
+                        if (!P::covers(j, c + P::kPhase)) continue;
+                        sum = R::kDivides ? std::fma(sent[j], weights[j], sum) : sum + sent[j];
+                    }
+#pragma unroll
+                    for (int r = 0; r < P::kRows; ++r) {
+                        if (!P::covers(i, r)) continue;
+                        sums[r][c][lane] =
+                            R::kDivides ? std::fma(sum, row_weight, sums[r][c][lane]) : sums[r][c][lane] + sum;
+                    }
+                }
+            }
+        }
+    }
+
+    // ---- The inputs ----
+    const auto offset_of = [&](const View<Small>& view) {
+        return place.spatial[0] * view.strides[0] + first_row * view.strides[1] + first_column * view.strides[2];
+    };
+    const T* x = problem.x.template plane<const T>(place.image, place.channel) + offset_of(problem.x);
+    T* grad_x = problem.grad_x.template plane<T>(place.image, place.channel) + offset_of(problem.grad_x);
+#pragma unroll
+    for (int r = 0; r < P::kRows; ++r) {
+        if (first_row + r < 0 || first_row + r >= rows.input) continue;
+        // All columns side by side, or one after the other.
+        constexpr int together = P::kAligned ? P::kColumns : 1;
+#pragma unroll
+        for (int first = 0; first < P::kColumns; first += together) {
+            if (first_column + first < 0 || first_column + first >= columns.input) continue;
+            T results[together * P::kLanes];
+            if constexpr (R::kGradientNeedsData) {
+                load(x + r * problem.x.strides[1] + first * problem.x.strides[2], results);
+            }
+#pragma unroll
+            for (int i = 0; i < together * P::kLanes; ++i) {
+                const Sum sum = sums[r][first + i / P::kLanes][i % P::kLanes];
+                if constexpr (R::kGradientNeedsData) {
+                    // What no window covers has the gradient 0, even if it is infinite or NaN.
+                    const bool is_covered =
+                        sum != 0 || (slices.count > 0 && covering_windows(problem.axes[1], first_row + r).count > 0 &&
+                                     covering_windows(problem.axes[2], first_column + first + i / P::kLanes).count > 0);
+                    results[i] = Gradient::rounded(is_covered ? Gradient::widened(results[i]) * sum : Sum(0));
+                } else {
+                    results[i] = Gradient::rounded(sum);
+                }
+            }
+            store(results, grad_x + r * problem.grad_x.strides[1] + first * problem.grad_x.strides[2]);
+        }
+    }
+}
+
+// ---- The choice ----
+
+template <class R, class P>
+void launch_gradient_patches(const Call& call, const Context& context) {
+    Problem<Small> problem(call);
+    auto& [depth, rows, columns] = problem.axes;
+    const int32_t sizes[] = {depth.input, rows.input + rows.pad_begin,
+                             columns.input + (P::kAligned ? 0 : columns.pad_begin)};
+    problem.number(call, sizes, P::kLanes, P::kRows, P::kColumns);
+    launch(backward_patches<R, P>, blocks_for(problem.places.count), 0, context.stream, problem);
+}
+
+// Shapes of patches: the fastest of those that were tried on an H200.
+template <class T, int kKernel, int kStride>
+struct GradientPatchShapes {
+    static constexpr bool is_narrow = sizeof(T) < 4;
+    using Channels = GradientPatch<kKernel, kStride, 4, 2, is_narrow && kKernel <= 3 ? 4 : 2>;
+    template <int kPhase>
+    using Vectors = GradientPatch<kKernel, kStride,
+                                  is_narrow && kKernel <= 3 ? 8
+                                  : kStride == 1            ? 6
+                                                            : 4,
+                                  4, 1, kPhase, true>;
+    using Elements = GradientPatch<kKernel, kStride, 4, 2, 1>;
+};
+
+template <class R, int kKernel, int kStride>
+void backward_patches_of(const Call& call, const Context& context) {
+    using T = typename R::Element;
+    using Shapes = GradientPatchShapes<T, kKernel, kStride>;
+    constexpr int columns = 4;
+    if (call.channels_innermost && has_channel_vectors(call, call.x, &Axis::input, sizeof(T)) &&
+        has_channel_vectors(call, call.y, &Axis::output, sizeof(T)) &&
+        has_channel_vectors(call, call.indices, &Axis::output, sizeof(int64_t)) &&
+        has_channel_vectors(call, call.grad_y, &Axis::output, sizeof(T)) &&
+        has_channel_vectors(call, call.grad_x, &Axis::input, sizeof(T))) {
+        return launch_gradient_patches<R, typename Shapes::Channels>(call, context);
+    }
+    if (has_column_vectors(call, call.grad_x, &Axis::input, columns, sizeof(T)) &&
+        (!R::kGradientNeedsData || has_column_vectors(call, call.x, &Axis::input, columns, sizeof(T)))) {
+        const int64_t phase = call.geometry.axes[call.geometry.rank - 1].pad_begin % kStride;
+        return phase == 0 ? launch_gradient_patches<R, typename Shapes::template Vectors<0>>(call, context)
+                          : launch_gradient_patches<R, typename Shapes::template Vectors<kStride - 1>>(call, context);
+    }
+    launch_gradient_patches<R, typename Shapes::Elements>(call, context);
+}
+
+// False if these kernels do not take the windows.
+template <class R>
+bool backward_patches(const Call& call, const Context& context) {
+    return with_patch_size<R>(call.geometry, [&](auto kernel, auto stride) {
+        // Patches begin in the padding.
+        const Axis* last = call.geometry.axes + call.geometry.rank - 1;
+        if (std::max(last[-1].pad_begin, last->pad_begin) >= kernel) return false;
+        backward_patches_of<R, kernel, stride>(call, context);
+        return true;
+    });
+}
+
+}  // namespace onnxpool::cuda
