@@ -1,10 +1,11 @@
 """All that needs an NVIDIA GPU, in one go: `make gpu`. Build, tests, compute-sanitizer, benchmarks; within ten minutes.
 
-python tools/gpu.py [--device cpu] [--minutes N] [--quick]
+python tools/gpu.py [--device cpu] [--minutes N] [--quick] [--only STEP]
 
 Ends with a table, which is written to benchmarks/results/gpu.md and .json beside the benchmarks' own files and plots.
 Whatever fails, the rest is still done; the exit status tells, and build/gpu holds what each step wrote.
-`--device cpu` rehearses where there is no GPU.
+`--device cpu` rehearses where there is no GPU. `--only benchmark --only tests` does these steps with the build that is
+there.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def steps(options: argparse.Namespace) -> Iterator[Step]:
         build = {"TORCH_ONNXPOOL_CUDA": "1", "TORCH_ONNXPOOL_CUDA_ARCHITECTURES": f"{major}{minor}"}
     yield Step("build", [python, "setup.py", "build_ext", "--inplace"], 240, build)
 
-    workers = ["-n", str(min(8, os.cpu_count() or 1))]
+    workers = ["-n", str(min(16, os.cpu_count() or 1))]
     pytest = [python, "-m", "pytest", *device]
     tests = ["tests/test_random.py"] if options.quick else ["tests", "export_tests"]
     yield Step("tests", [*pytest, *workers, *tests], 300)
@@ -139,6 +140,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal without a GPU")
     parser.add_argument("--minutes", type=float, default=9.5, help="what has not been done by then is left out")
     parser.add_argument("--quick", action="store_true", help="a glance: few tests, benchmarks with --quick")
+    parser.add_argument("--only", action="append", metavar="STEP", help="only steps with STEP in their names")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("torch finds no NVIDIA GPU here; --device cpu rehearses without one")
@@ -148,7 +150,8 @@ def main() -> None:
     since = time.time()
     machine = harness.describe_machine(1, options.device)
     deadline = time.monotonic() + options.minutes * 60
-    outcomes = [run(step, deadline) for step in steps(options)]
+    wanted = (step for step in steps(options) if not options.only or any(text in step.name for text in options.only))
+    outcomes = [run(step, deadline) for step in wanted]
     headings = ["step", "result", "seconds"]
     rows = [[outcome.name, outcome.result, f"{outcome.seconds:.0f}"] for outcome in outcomes]
     benchmark_headings = ["time over copy", *COLUMNS]

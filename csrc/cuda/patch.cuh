@@ -392,7 +392,8 @@ void forward_patches_of(const Call& call, const Context& context) {
     launch_patches<R, typename Shapes::Elements>(call, context);
 }
 
-// Calls function(kernel, stride), two compile-time constants, for windows of which there are patches; false for others.
+// Calls function(kernel, stride), two compile-time constants, for windows of which there are patches along the last two
+// axes; false for others.
 template <class R, class Function>
 bool with_patch_size(const Geometry& geometry, const Function& function) {
     if (geometry.rank < 2) return false;
@@ -402,10 +403,6 @@ bool with_patch_size(const Geometry& geometry, const Function& function) {
             return axis.kernel == kernel && axis.stride == stride && axis.dilation == 1;
         });
     };
-    if (geometry.rank == 3) {  // every window lies in one slice
-        const Axis& depth = geometry.axes[0];
-        if (depth.kernel != 1 || depth.pad_begin != 0 || (depth.output - 1) * depth.stride >= depth.input) return false;
-    }
     using One = std::integral_constant<int, 1>;
     using Two = std::integral_constant<int, 2>;
     using Three = std::integral_constant<int, 3>;
@@ -421,6 +418,10 @@ bool with_patch_size(const Geometry& geometry, const Function& function) {
 // False if these kernels do not take the windows.
 template <class R>
 bool forward_patches(const Call& call, const Context& context) {
+    if (call.geometry.rank == 3) {  // every window has data in one slice, and no padding
+        const Axis& depth = call.geometry.axes[0];
+        if (depth.kernel != 1 || depth.pad_begin != 0 || (depth.output - 1) * depth.stride >= depth.input) return false;
+    }
     return with_patch_size<R>(call.geometry, [&](auto kernel, auto stride) {
         forward_patches_of<R, kernel, stride>(call, context);
         return true;

@@ -42,7 +42,9 @@ __device__ inline Number reciprocal(int32_t count) {
     }
 }
 
-template <class R, class P>
+// Where several slices of windows may cover an element, they are visited one after the other; by a kernel of its own,
+// since a loop takes registers.
+template <class R, class P, bool kSeveralSlices>
 __global__ void __launch_bounds__(kThreads)
     backward_patches(int64_t first_block, const __grid_constant__ Problem<Small> problem) {
     using T = typename R::Element;
@@ -59,50 +61,10 @@ __global__ void __launch_bounds__(kThreads)
     const int32_t first_window_column = (first_column + columns.pad_begin - P::kPhase) / P::kStride - P::kBefore;
     const auto slices = covering_windows(problem.axes[0], place.spatial[0]);
 
-    // ---- The windows ----
-    T grad_y[P::kWindowRows][P::kWindowColumns][P::kLanes];
     using Neighbour = std::conditional_t<R::kIndexed, int64_t, T>;
-    constexpr bool has_neighbour = R::kIndexed || R::kGradientNeedsData;
-    [[maybe_unused]] Neighbour neighbour[P::kWindowRows][P::kWindowColumns][P::kLanes];
     const View<Small>& beside = R::kIndexed ? problem.indices : problem.y;
-    const int32_t slice = slices.count > 0 ? slices.begin : 0;
-    const T* starts[P::kWindowColumns];
-    const Neighbour* starts_beside[P::kWindowColumns];
-#pragma unroll
-    for (int j = 0; j < P::kWindowColumns; ++j) {
-        const int32_t column = clamp_to(first_window_column + j, columns.output);
-        starts[j] = problem.grad_y.template plane<const T>(place.image, place.channel) +
-                    (slice * problem.grad_y.strides[0] + column * problem.grad_y.strides[2]);
-        starts_beside[j] = beside.template plane<const Neighbour>(place.image, place.channel) +
-                           (slice * beside.strides[0] + column * beside.strides[2]);
-    }
-#pragma unroll
-    for (int i = 0; i < P::kWindowRows; ++i) {
-        const int32_t row = clamp_to(first_window_row + i, rows.output);
-#pragma unroll
-        for (int j = 0; j < P::kWindowColumns; ++j) {
-            load(starts[j] + row * problem.grad_y.strides[1], grad_y[i][j]);
-            if constexpr (has_neighbour) load(starts_beside[j] + row * beside.strides[1], neighbour[i][j]);
-        }
-    }
-    const bool all_inside = slices.count > 0 && first_window_row >= 0 &&
-                            first_window_row + P::kWindowRows <= rows.output && first_window_column >= 0 &&
-                            first_window_column + P::kWindowColumns <= columns.output;
-    if (!all_inside) {
-#pragma unroll
-        for (int i = 0; i < P::kWindowRows; ++i) {
-            const bool row_is_inside = slices.count > 0 && rows.has_window(first_window_row + i);
-#pragma unroll
-            for (int j = 0; j < P::kWindowColumns; ++j) {
-                const bool is_inside = row_is_inside && columns.has_window(first_window_column + j);
-#pragma unroll
-                for (int lane = 0; lane < P::kLanes; ++lane) {
-                    if (!is_inside) grad_y[i][j][lane] = static_cast<T>(comparable_t<T>(0));
-                    if (!is_inside && R::kGradientNeedsData) neighbour[i][j][lane] = static_cast<Neighbour>(1);
-                }
-            }
-        }
-    }
+    const T* grad_y_plane = problem.grad_y.template plane<const T>(place.image, place.channel);
+    const Neighbour* beside_plane = beside.template plane<const Neighbour>(place.image, place.channel);
     [[maybe_unused]] const int64_t first_index =
         place.image * problem.flat.image_stride + place.channel * problem.flat.channel_stride +
         place.spatial[0] * problem.flat.strides[0] + first_row * problem.flat.strides[1] +
@@ -115,59 +77,113 @@ __global__ void __launch_bounds__(kThreads)
                 reciprocal<P::kKernel, Sum>(columns.count((first_window_column + j) * P::kStride - columns.pad_begin));
         }
     }
+    const bool all_inside = first_window_row >= 0 && first_window_row + P::kWindowRows <= rows.output &&
+                            first_window_column >= 0 && first_window_column + P::kWindowColumns <= columns.output;
 
-    // ---- Row by row of windows ----
     Sum sums[P::kRows][P::kColumns][P::kLanes] = {};
+    const auto add_slice = [&](int32_t slice, bool is_inside_of_depth) {
+        // ---- The windows ----
+        T grad_y[P::kWindowRows][P::kWindowColumns][P::kLanes];
+        [[maybe_unused]] Neighbour neighbour[P::kWindowRows][P::kWindowColumns][P::kLanes];
+        const T* starts[P::kWindowColumns];
+        [[maybe_unused]] const Neighbour* starts_beside[P::kWindowColumns];
 #pragma unroll
-    for (int i = 0; i < P::kWindowRows; ++i) {
-        [[maybe_unused]] const Sum row_weight =
-            R::kDivides ? reciprocal<P::kKernel, Sum>(rows.count((first_window_row + i) * P::kStride - rows.pad_begin))
-                        : Sum(1);
+        for (int j = 0; j < P::kWindowColumns; ++j) {
+            const int32_t column = clamp_to(first_window_column + j, columns.output);
+            starts[j] = grad_y_plane + (slice * problem.grad_y.strides[0] + column * problem.grad_y.strides[2]);
+            starts_beside[j] = beside_plane + (slice * beside.strides[0] + column * beside.strides[2]);
+        }
 #pragma unroll
-        for (int lane = 0; lane < P::kLanes; ++lane) {
-            if constexpr (R::kIndexed) {
+        for (int i = 0; i < P::kWindowRows; ++i) {
+            const int32_t row = clamp_to(first_window_row + i, rows.output);
+#pragma unroll
+            for (int j = 0; j < P::kWindowColumns; ++j) {
+                load(starts[j] + row * problem.grad_y.strides[1], grad_y[i][j]);
+                if constexpr (R::kIndexed || R::kGradientNeedsData) {
+                    load(starts_beside[j] + row * beside.strides[1], neighbour[i][j]);
+                }
+            }
+        }
+        if (!all_inside || !is_inside_of_depth) {
+#pragma unroll
+            for (int i = 0; i < P::kWindowRows; ++i) {
+                const bool row_is_inside = is_inside_of_depth && rows.has_window(first_window_row + i);
 #pragma unroll
                 for (int j = 0; j < P::kWindowColumns; ++j) {
-                    // Relative to the patch, if it lies near it.
-                    const int64_t distance = neighbour[i][j][lane] - first_index - lane * problem.flat.channel_stride;
-                    const auto named = static_cast<int32_t>(distance);
-                    const Sum sent = named == distance ? Gradient::widened(grad_y[i][j][lane]) : Sum(0);
+                    const bool is_inside = row_is_inside && columns.has_window(first_window_column + j);
 #pragma unroll
-                    for (int r = 0; r < P::kRows; ++r) {
-#pragma unroll
-                        for (int c = 0; c < P::kColumns; ++c) {
-                            if (!P::covers(i, r) || !P::covers(j, c + P::kPhase)) continue;
-                            const int32_t own = r * problem.flat.strides[1] + c * problem.flat.strides[2];
-                            if (named == own) sums[r][c][lane] += sent;
-                        }
-                    }
-                }
-            } else {
-                Sum sent[P::kWindowColumns];
-#pragma unroll
-                for (int j = 0; j < P::kWindowColumns; ++j) {
-                    sent[j] = Gradient::widened(grad_y[i][j][lane]);
-                    if constexpr (R::kGradientNeedsData) {
-                        sent[j] = Gradient::linear_factor(sent[j], neighbour[i][j][lane]);
-                    }
-                }
-#pragma unroll
-                for (int c = 0; c < P::kColumns; ++c) {
-                    Sum sum = 0;
-#pragma unroll
-                    for (int j = 0; j < P::kWindowColumns; ++j) {
-                        if (!P::covers(j, c + P::kPhase)) continue;
-                        sum = R::kDivides ? std::fma(sent[j], weights[j], sum) : sum + sent[j];
-                    }
-#pragma unroll
-                    for (int r = 0; r < P::kRows; ++r) {
-                        if (!P::covers(i, r)) continue;
-                        sums[r][c][lane] =
-                            R::kDivides ? std::fma(sum, row_weight, sums[r][c][lane]) : sums[r][c][lane] + sum;
+                    for (int lane = 0; lane < P::kLanes; ++lane) {
+                        if (!is_inside) grad_y[i][j][lane] = static_cast<T>(comparable_t<T>(0));
+                        if (!is_inside && R::kGradientNeedsData) neighbour[i][j][lane] = static_cast<Neighbour>(1);
                     }
                 }
             }
         }
+        Sum slice_weight = 1;
+        if (R::kDivides && problem.axes[0].kernel > 1) {
+            slice_weight /= static_cast<Sum>(counted_taps(problem.axes[0], slice, divisor));
+        }
+
+        // ---- Row by row of windows ----
+#pragma unroll
+        for (int i = 0; i < P::kWindowRows; ++i) {
+            [[maybe_unused]] const Sum row_weight =
+                R::kDivides
+                    ? slice_weight *
+                          reciprocal<P::kKernel, Sum>(rows.count((first_window_row + i) * P::kStride - rows.pad_begin))
+                    : Sum(1);
+#pragma unroll
+            for (int lane = 0; lane < P::kLanes; ++lane) {
+                if constexpr (R::kIndexed) {
+#pragma unroll
+                    for (int j = 0; j < P::kWindowColumns; ++j) {
+                        // Relative to the patch, if it lies near it.
+                        const int64_t distance =
+                            neighbour[i][j][lane] - first_index - lane * problem.flat.channel_stride;
+                        const auto named = static_cast<int32_t>(distance);
+                        const Sum sent = named == distance ? Gradient::widened(grad_y[i][j][lane]) : Sum(0);
+#pragma unroll
+                        for (int r = 0; r < P::kRows; ++r) {
+#pragma unroll
+                            for (int c = 0; c < P::kColumns; ++c) {
+                                if (!P::covers(i, r) || !P::covers(j, c + P::kPhase)) continue;
+                                const int32_t own = r * problem.flat.strides[1] + c * problem.flat.strides[2];
+                                if (named == own) sums[r][c][lane] += sent;
+                            }
+                        }
+                    }
+                } else {
+                    Sum sent[P::kWindowColumns];
+#pragma unroll
+                    for (int j = 0; j < P::kWindowColumns; ++j) {
+                        sent[j] = Gradient::widened(grad_y[i][j][lane]);
+                        if constexpr (R::kGradientNeedsData) {
+                            sent[j] = Gradient::linear_factor(sent[j], neighbour[i][j][lane]);
+                        }
+                    }
+#pragma unroll
+                    for (int c = 0; c < P::kColumns; ++c) {
+                        Sum sum = 0;
+#pragma unroll
+                        for (int j = 0; j < P::kWindowColumns; ++j) {
+                            if (!P::covers(j, c + P::kPhase)) continue;
+                            sum = R::kDivides ? std::fma(sent[j], weights[j], sum) : sum + sent[j];
+                        }
+#pragma unroll
+                        for (int r = 0; r < P::kRows; ++r) {
+                            if (!P::covers(i, r)) continue;
+                            sums[r][c][lane] =
+                                R::kDivides ? std::fma(sum, row_weight, sums[r][c][lane]) : sums[r][c][lane] + sum;
+                        }
+                    }
+                }
+            }
+        }
+    };
+    if constexpr (kSeveralSlices) {
+        for (int32_t d = 0; d < slices.count; ++d) add_slice(slices.begin + d * slices.step, true);
+    } else {
+        add_slice(slices.count > 0 ? slices.begin : 0, slices.count > 0);
     }
 
     // ---- The inputs ----
@@ -208,14 +224,14 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- The choice ----
 
-template <class R, class P>
+template <class R, class P, bool kSeveralSlices>
 void launch_gradient_patches(const Call& call, const Context& context) {
     Problem<Small> problem(call);
     auto& [depth, rows, columns] = problem.axes;
     const int32_t sizes[] = {depth.input, rows.input + rows.pad_begin,
                              columns.input + (P::kAligned ? 0 : columns.pad_begin)};
     problem.number(call, sizes, P::kLanes, P::kRows, P::kColumns);
-    launch(backward_patches<R, P>, blocks_for(problem.places.count), 0, context.stream, problem);
+    launch(backward_patches<R, P, kSeveralSlices>, blocks_for(problem.places.count), 0, context.stream, problem);
 }
 
 // Shapes of patches: the fastest of those that were tried on an H200.
@@ -232,7 +248,7 @@ struct GradientPatchShapes {
     using Elements = GradientPatch<kKernel, kStride, 4, 2, 1>;
 };
 
-template <class R, int kKernel, int kStride>
+template <class R, int kKernel, int kStride, bool kSeveralSlices>
 void backward_patches_of(const Call& call, const Context& context) {
     using T = typename R::Element;
     using Shapes = GradientPatchShapes<T, kKernel, kStride>;
@@ -242,26 +258,40 @@ void backward_patches_of(const Call& call, const Context& context) {
         has_channel_vectors(call, call.indices, &Axis::output, sizeof(int64_t)) &&
         has_channel_vectors(call, call.grad_y, &Axis::output, sizeof(T)) &&
         has_channel_vectors(call, call.grad_x, &Axis::input, sizeof(T))) {
-        return launch_gradient_patches<R, typename Shapes::Channels>(call, context);
+        return launch_gradient_patches<R, typename Shapes::Channels, kSeveralSlices>(call, context);
     }
-    if (has_column_vectors(call, call.grad_x, &Axis::input, columns, sizeof(T)) &&
-        (!R::kGradientNeedsData || has_column_vectors(call, call.x, &Axis::input, columns, sizeof(T)))) {
-        const int64_t phase = call.geometry.axes[call.geometry.rank - 1].pad_begin % kStride;
-        return phase == 0 ? launch_gradient_patches<R, typename Shapes::template Vectors<0>>(call, context)
-                          : launch_gradient_patches<R, typename Shapes::template Vectors<kStride - 1>>(call, context);
+    if constexpr (!kSeveralSlices) {
+        if (has_column_vectors(call, call.grad_x, &Axis::input, columns, sizeof(T)) &&
+            (!R::kGradientNeedsData || has_column_vectors(call, call.x, &Axis::input, columns, sizeof(T)))) {
+            const int64_t phase = call.geometry.axes[call.geometry.rank - 1].pad_begin % kStride;
+            return phase == 0 ? launch_gradient_patches<R, typename Shapes::template Vectors<0>, false>(call, context)
+                              : launch_gradient_patches<R, typename Shapes::template Vectors<kStride - 1>, false>(
+                                    call, context);
+        }
     }
-    launch_gradient_patches<R, typename Shapes::Elements>(call, context);
+    launch_gradient_patches<R, typename Shapes::Elements, kSeveralSlices>(call, context);
 }
 
 // False if these kernels do not take the windows.
 template <class R>
 bool backward_patches(const Call& call, const Context& context) {
-    return with_patch_size<R>(call.geometry, [&](auto kernel, auto stride) {
+    const Geometry& geometry = call.geometry;
+    const Axis& depth = geometry.axes[0];
+    const bool has_several_slices =
+        geometry.rank == 3 && depth.kernel > 1 && (depth.kernel > depth.stride || depth.dilation > 1);
+    return with_patch_size<R>(geometry, [&](auto kernel, auto stride) {
         // Patches begin in the padding.
-        const Axis* last = call.geometry.axes + call.geometry.rank - 1;
+        const Axis* last = geometry.axes + geometry.rank - 1;
         if (std::max(last[-1].pad_begin, last->pad_begin) >= kernel) return false;
-        backward_patches_of<R, kernel, stride>(call, context);
-        return true;
+        if (!has_several_slices) {
+            backward_patches_of<R, kernel, stride, false>(call, context);
+            return true;
+        }
+        if constexpr (kernel == 3) {
+            backward_patches_of<R, kernel, stride, true>(call, context);
+            return true;
+        }
+        return false;
     });
 }
 

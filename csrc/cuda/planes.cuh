@@ -61,14 +61,14 @@ __device__ inline typename R::Accumulator lift(const R& reduction, typename R::E
 constexpr int kBlocksAtOnce = 4;
 inline int64_t wanted_blocks() { return kBlocksAtOnce * multiprocessors(); }
 
-constexpr int64_t kMostParts = 1024;
-
 struct Planes {
     int32_t size = 0;         // elements of a plane
     int64_t stride = 0;       // between elements of a plane: 1, or with channels innermost more
     int32_t parts = 1;        // of a plane, by different blocks
     int32_t part = 0;         // elements of each, but for the last one
     void* partial = nullptr;  // accumulators of all parts: [plane][part]
+
+    static constexpr int64_t kMostParts = 1024;
 
     // The elements of a part.
     __device__ RangeOf<int32_t> elements(int32_t number) const {
@@ -121,18 +121,21 @@ __device__ inline void write_part(const R& reduction, const Problem<Small>& prob
     }
 }
 
-// One plane for each thread.
+// A warp for each plane.
 template <class R>
 __global__ void __launch_bounds__(kThreads)
     combine_parts(int64_t first_block, const __grid_constant__ Problem<Small> problem,
                   const __grid_constant__ Planes planes) {
-    const int64_t plane = (first_block + blockIdx.x) * kThreads + threadIdx.x;
+    const int64_t plane = (first_block + blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
     if (plane >= problem.places.count) return;
     const R reduction(problem.parameters);
     const auto* partial = static_cast<const typename R::Accumulator*>(planes.partial) + plane * planes.parts;
-    typename R::Accumulator accumulator = partial[0];
-    for (int32_t i = 1; i < planes.parts; ++i) accumulator = merge(reduction, accumulator, partial[i]);
-    write_result(reduction, problem, planes, problem.places[plane], accumulator);
+    typename R::Accumulator accumulator = reduction.identity();
+    for (int32_t i = threadIdx.x % 32; i < planes.parts; i += 32) {
+        accumulator = merge(reduction, accumulator, partial[i]);
+    }
+    accumulator = merge_team(reduction, accumulator, 32);
+    if (threadIdx.x % 32 == 0) write_result(reduction, problem, planes, problem.places[plane], accumulator);
 }
 
 // ---- Large contiguous planes: a team of threads, a warp or the block, for each part of a plane ----
@@ -420,7 +423,8 @@ bool forward_planes(const Call& call, const Context& context) {
         if (planes.parts > 1) planes.partial = context.allocate(count * planes.parts * sizeof(Accumulator));
     };
     const auto finish = [&] {
-        if (planes.parts > 1) launch(combine_parts<R>, blocks_for(count), 0, context.stream, problem, planes);
+        if (planes.parts > 1)
+            launch(combine_parts<R>, ceil_div(count, kThreads / 32), 0, context.stream, problem, planes);
         return true;
     };
 
