@@ -191,6 +191,8 @@ LARGE_WORKLOADS = [
     _workload(M, (64, 256, 64, 64), "YOLO, SPPF", 5, pads=2),
     *(_workload(operator, (16, 64, 256, 256), "large window", 31, pads=15) for operator in (A, L, M)),
     _workload(A, (8, 64, 48, 48, 48), "volumes", 3, strides=2),
+    _workload(M, (8, 64, 48, 48, 48), "3-D U-Net", 2, strides=2),
+    _workload(M, (32, 256, 4096), "1-D ResNet stem", 3, strides=2, pads=1),
     *(
         _workload(operator, shape, "whole planes")
         for operator in ("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool")

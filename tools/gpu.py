@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,22 +70,27 @@ def steps(options: argparse.Namespace) -> Iterator[Step]:
     tests = ["tests/test_random.py"] if options.quick else ["tests", "export_tests"]
     yield Step("tests", [*pytest, *workers, *tests], 300)
 
+    quick = ["--quick"] if options.quick else []
+    for direction, kind in product(("forward", "backward"), TYPES):
+        yield benchmark(options, direction, kind, ["--dtype", kind])
+    output = options.folder / f"call_overhead-{options.device}"
+    yield Step("call overhead", [python, "benchmarks/call_overhead.py", *device, *quick, "--output", output], 60)
+
     uncached = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # so that each tensor has bounds of its own
     for tool in ("memcheck", "racecheck"):
         sanitizer = ["compute-sanitizer", "--target-processes", "all", "--tool", tool] if on_gpu else []
         yield Step(tool, [*sanitizer, *pytest, *workers, "-k", "float32 or uint8", *SANITIZED], 120, uncached)
 
-    quick = ["--quick"] if options.quick else []
     some = [word for text in COMPILED for word in ("--workload", text)]
     for direction in ("forward", "backward"):
-        for kind in (*TYPES, "compiled"):
-            more = ["--compile", *some] if kind == "compiled" else ["--dtype", kind]
-            more += ["--backward"] if direction == "backward" else []
-            output = options.folder / f"pooling-{direction}-{kind}-{options.device}"
-            command = [python, "benchmarks/pooling.py", *device, *quick, *more, "--output", output]
-            yield Step(f"benchmark {direction} {kind}", command, 90)
-    output = options.folder / f"call_overhead-{options.device}"
-    yield Step("call overhead", [python, "benchmarks/call_overhead.py", *device, *quick, "--output", output], 60)
+        yield benchmark(options, direction, "compiled", ["--compile", *some])
+
+
+def benchmark(options: argparse.Namespace, direction: str, kind: str, more: Sequence[str]) -> Step:
+    output = options.folder / f"pooling-{direction}-{kind}-{options.device}"
+    command = [sys.executable, "benchmarks/pooling.py", "--device", options.device, *more, "--output", output]
+    command += ["--quick"] * options.quick + ["--backward"] * (direction == "backward")
+    return Step(f"benchmark {direction} {kind}", command, 90)
 
 
 def run(step: Step, deadline: float) -> Outcome:
