@@ -103,7 +103,8 @@ def run(step: Step, deadline: float) -> Outcome:
     print(f"{step.name} ... ", end="", flush=True)
     try:
         with log.open("w") as output:
-            environment = os.environ | {"PYTHONPATH": str(ROOT)} | step.environment
+            search_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+            environment = os.environ | {"PYTHONPATH": search_path} | step.environment
             finished = subprocess.run(
                 step.command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=limit
             )
