@@ -251,15 +251,11 @@ __global__ void __launch_bounds__(kThreads)
     constexpr int unroll = 4;
     const R reduction(problem.parameters);
     const auto channels = static_cast<int32_t>(problem.places.channel_blocks);
-    int64_t block = first_block + blockIdx.x;
-    const auto part = static_cast<int32_t>(block % planes.parts);
-    block /= planes.parts;
-    const int64_t image = block / groups.count;
-    const auto group = static_cast<int32_t>(block - image * groups.count);
-    const int32_t channel = (group * groups.width + threadIdx.x % groups.width) * lanes;
+    const ChannelShare share(planes, groups, lanes, first_block + blockIdx.x);
+    const int64_t image = share.image;
+    const int32_t channel = share.channel, rows = share.rows;
     if (channel >= channels) return;
-    const int32_t rows = kThreads / groups.width;
-    const auto elements = planes.elements(part);
+    const auto elements = planes.elements(share.part);
     const int32_t end = elements.begin + elements.count;
 
     PlaneGradient<R> gradients[lanes];
@@ -269,7 +265,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     const T* x = problem.x.template plane<const T>(image, channel);
     T* grad_x = problem.grad_x.template plane<T>(image, channel);
-    for (int32_t number = elements.begin + threadIdx.x / groups.width; number < end; number += unroll * rows) {
+    for (int32_t number = elements.begin + share.row; number < end; number += unroll * rows) {
         T data[unroll][lanes];
         if constexpr (R::kGradientNeedsData) {
 #pragma unroll

@@ -4,16 +4,12 @@
 #pragma once
 
 #include "gradient.cuh"
+#include "tiles.cuh"
 
 namespace onnxpool::cuda {
 
-// Inputs of a block: `rows` by `columns` along the last two of three axes, at one place along the first, of `planes`
-// planes. A thread takes whole columns of them.
-struct GradientTiling {
-    int64_t all_planes = 0;
-    int32_t rows = 1;
-    Divider<int32_t> planes, columns;
-    Divider<int32_t> tile_rows, tile_columns, depth;  // how many of them make up a plane
+// Tiles of inputs. A thread takes whole columns of them.
+struct GradientTiling : Tiles {
     // The windows that cover such a tile.
     int32_t window_rows = 1;
     int32_t kept_rows = 1;  // in shared memory: sums for rows of inputs, or rows of windows
@@ -53,25 +49,10 @@ __global__ void __launch_bounds__(kThreads)
     using Sum = typename Gradient::Sum;
     const auto& [depth_axis, row_axis, column_axis] = problem.axes;
 
-    // ---- Where the tile lies ----
-    int64_t block = first_block + blockIdx.x;
-    const auto take = [&](const Divider<int32_t>& radix) {
-        const int64_t quotient = block / radix;
-        const auto digit = static_cast<int32_t>(block - quotient * static_cast<int64_t>(radix));
-        block = quotient;
-        return digit;
-    };
-    const int32_t first_column = take(tiling.tile_columns) * tiling.columns;
-    const int32_t first_row = take(tiling.tile_rows) * tiling.rows;
-    const int32_t slice = take(tiling.depth);
-    const int64_t first_plane = block * tiling.planes;
-    const auto position_of = [&](int32_t plane) {
-        const int64_t image = (first_plane + plane) / problem.places.channel_blocks;
-        return Position<Small>{image, first_plane + plane - image * problem.places.channel_blocks.value, {}};
-    };
-    const int32_t window_row = first_covering_window(row_axis, first_row);
-    const int32_t window_column = first_covering_window(column_axis, first_column);
-    const auto slices = covering_windows(depth_axis, slice);
+    const Tile tile(tiling, first_block + blockIdx.x);
+    const int32_t window_row = first_covering_window(row_axis, tile.first_row);
+    const int32_t window_column = first_covering_window(column_axis, tile.first_column);
+    const auto slices = covering_windows(depth_axis, tile.depth);
 
     // ---- Which windows cover a row, and a column, and what they divide by ----
     using Range = RangeOf<int32_t>;
@@ -83,8 +64,8 @@ __global__ void __launch_bounds__(kThreads)
     auto* const named = reinterpret_cast<int32_t*>(column_ranges + tiling.columns);
     for (int32_t i = threadIdx.x; i < tiling.rows + tiling.columns; i += kThreads) {
         const bool is_row = i < tiling.rows;
-        row_ranges[i] = is_row ? covering_windows(row_axis, first_row + i)
-                               : covering_windows(column_axis, first_column + i - tiling.rows);
+        row_ranges[i] = is_row ? covering_windows(row_axis, tile.first_row + i)
+                               : covering_windows(column_axis, tile.first_column + i - tiling.rows);
     }
     if constexpr (R::kDivides) {
         for (int32_t i = threadIdx.x; i < tiling.window_rows + tiling.window_columns; i += kThreads) {
@@ -97,19 +78,31 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
 
-    const int32_t planes = tiling.all_planes - first_plane < tiling.planes
-                               ? static_cast<int32_t>(tiling.all_planes - first_plane)
-                               : tiling.planes.value;
-    const int32_t rows = row_axis.input - first_row < tiling.rows ? row_axis.input - first_row : tiling.rows;
-    const int32_t columns_of_inputs = tiling.planes.value * tiling.columns.value;
+    const int32_t rows =
+        row_axis.input - tile.first_row < tiling.rows ? row_axis.input - tile.first_row : tiling.rows.value;
+    // Calls visit(column, position, grad_x) for the columns of inputs of this thread, with the position of the first
+    // row.
+    const auto for_each_column = [&](auto visit) {
+        for (int32_t i = threadIdx.x; i < tiling.planes.value * tiling.columns.value; i += kThreads) {
+            const auto column = tiling.column(i, tiling.columns);
+            if (column.plane >= tile.planes || tile.first_column + column.number >= column_axis.input) continue;
+            Position<Small> position = tile.position(problem, column.plane);
+            position.spatial[0] = tile.depth;
+            position.spatial[1] = tile.first_row;
+            position.spatial[2] = tile.first_column + column.number;
+            visit(column, position,
+                  problem.grad_x.template plane<T>(position.image, position.channel) +
+                      problem.grad_x.offset(position.spatial, Small::kRank));
+        }
+    };
 
     if constexpr (R::kIndexed) {
         // ---- The windows ----
         const int32_t kept_slice = tiling.window_rows * tiling.kept_row();
         for (int32_t i = threadIdx.x; i < tiling.kept_row(); i += kThreads) {
             const auto column = tiling.column(i, tiling.window_columns);
-            const bool is_column = column.plane < planes && window_column + column.number < column_axis.output;
-            const Position<Small> plane = position_of(is_column ? column.plane : 0);
+            const bool is_column = column.plane < tile.planes && window_column + column.number < column_axis.output;
+            const Position<Small> plane = tile.position(problem, is_column ? column.plane : 0);
             const int32_t window[] = {slices.begin, window_row, window_column + column.number};
             const T* grad_y = problem.grad_y.template plane<const T>(plane.image, plane.channel) +
                               problem.grad_y.offset(window, Small::kRank);
@@ -136,14 +129,8 @@ __global__ void __launch_bounds__(kThreads)
         __syncthreads();
 
         // ---- The inputs ----
-        for (int32_t i = threadIdx.x; i < columns_of_inputs; i += kThreads) {
-            const auto column = tiling.column(i, tiling.columns);
-            if (column.plane >= planes || first_column + column.number >= column_axis.input) continue;
-            const Position<Small> plane = position_of(column.plane);
-            const int32_t input[] = {slice, first_row, first_column + column.number};
-            T* grad_x = problem.grad_x.template plane<T>(plane.image, plane.channel) +
-                        problem.grad_x.offset(input, Small::kRank);
-            const int32_t first_own = problem.flat.offset(input, Small::kRank);
+        for_each_column([&](const auto& column, const auto& position, T* grad_x) {
+            const int32_t first_own = problem.flat.offset(position.spatial, Small::kRank);
             const Range windows = column_ranges[column.number];
             const int32_t first_kept = tiling.kept_column(column.plane, windows.begin - window_column);
             const int32_t step = windows.step * tiling.kept_step();
@@ -163,13 +150,13 @@ __global__ void __launch_bounds__(kThreads)
                 }
                 grad_x[row * problem.grad_x.strides[1]] = Gradient::rounded(sum);
             }
-        }
+        });
     } else {
         // ---- Along the columns ----
         for (int32_t i = threadIdx.x; i < tiling.kept_row(); i += kThreads) {
             const auto column = tiling.column(i, tiling.window_columns);
-            if (column.plane >= planes || window_column + column.number >= column_axis.output) continue;
-            const Position<Small> plane = position_of(column.plane);
+            if (column.plane >= tile.planes || window_column + column.number >= column_axis.output) continue;
+            const Position<Small> plane = tile.position(problem, column.plane);
             const auto offset = [&](const View<Small>& view) {
                 return slices.begin * view.strides[0] + (window_column + column.number) * view.strides[2];
             };
@@ -209,15 +196,9 @@ __global__ void __launch_bounds__(kThreads)
         __syncthreads();
 
         // ---- Along the row ----
-        for (int32_t i = threadIdx.x; i < columns_of_inputs; i += kThreads) {
-            const auto column = tiling.column(i, tiling.columns);
-            if (column.plane >= planes || first_column + column.number >= column_axis.input) continue;
-            const Position<Small> plane = position_of(column.plane);
-            const int32_t input[] = {slice, first_row, first_column + column.number};
-            T* grad_x = problem.grad_x.template plane<T>(plane.image, plane.channel) +
-                        problem.grad_x.offset(input, Small::kRank);
-            [[maybe_unused]] const T* x =
-                problem.x.template plane<const T>(plane.image, plane.channel) + problem.x.offset(input, Small::kRank);
+        for_each_column([&](const auto& column, const auto& position, T* grad_x) {
+            [[maybe_unused]] const T* x = problem.x.template plane<const T>(position.image, position.channel) +
+                                          problem.x.offset(position.spatial, Small::kRank);
             const Range windows = column_ranges[column.number];
             const Sum* from = sent + tiling.kept_column(column.plane, windows.begin - window_column);
             const int32_t step = windows.step * tiling.kept_step();
@@ -234,7 +215,7 @@ __global__ void __launch_bounds__(kThreads)
                 grad_x[row * problem.grad_x.strides[1]] = Gradient::rounded(sum);
                 from += tiling.kept_row();
             }
-        }
+        });
     }
 }
 
@@ -295,7 +276,7 @@ bool choose_gradient_tiling(const Call& call, const Problem<Small>& problem, Gra
     }
     if (best_planes == 0) return false;
     tiling.planes = Divider<int32_t>(static_cast<int32_t>(best_planes));
-    tiling.rows = static_cast<int32_t>(best_height);
+    tiling.rows = Divider<int32_t>(static_cast<int32_t>(best_height));
     tiling.columns = Divider<int32_t>(static_cast<int32_t>(best_width));
     tiling.tile_rows = Divider<int32_t>(static_cast<int32_t>(ceil_div(rows.input, best_height)));
     tiling.tile_columns = Divider<int32_t>(static_cast<int32_t>(ceil_div(columns.input, best_width)));
@@ -315,9 +296,7 @@ bool backward_tiles(const Call& call, const Context& context) {
     GradientTiling tiling;
     int64_t shared_bytes = 0;
     if (!choose_gradient_tiling<R>(call, problem, tiling, shared_bytes)) return false;
-    const int64_t blocks =
-        ceil_div(tiling.all_planes, tiling.planes) * tiling.depth * tiling.tile_rows * tiling.tile_columns;
-    launch(backward_tiles<R>, blocks, shared_bytes, context.stream, problem, tiling);
+    launch(backward_tiles<R>, tiling.count(), shared_bytes, context.stream, problem, tiling);
     return true;
 }
 

@@ -301,6 +301,23 @@ inline ChannelGroups channel_groups(int64_t vectors) {
     return {static_cast<int32_t>(width), static_cast<int32_t>(ceil_div(vectors, width))};
 }
 
+// What a thread takes: a vector of `lanes` channels of an image, and of a part's elements every `rows`-th from `row`
+// on.
+struct ChannelShare {
+    int64_t image;
+    int32_t part, channel, column, row, rows;
+
+    __device__ ChannelShare(const Planes& planes, const ChannelGroups& groups, int lanes, int64_t block) {
+        part = static_cast<int32_t>(block % planes.parts);
+        block /= planes.parts;
+        image = block / groups.count;
+        column = threadIdx.x % groups.width;
+        row = threadIdx.x / groups.width;
+        rows = kThreads / groups.width;
+        channel = (static_cast<int32_t>(block - image * groups.count) * groups.width + column) * lanes;
+    }
+};
+
 template <class R>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     forward_channel_planes(int64_t first_block, const __grid_constant__ Problem<Small> problem,
@@ -310,15 +327,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     constexpr int unroll = 8;
     const R reduction(problem.parameters);
     const auto channels = static_cast<int32_t>(problem.places.channel_blocks);
-    int64_t block = first_block + blockIdx.x;
-    const auto part = static_cast<int32_t>(block % planes.parts);
-    block /= planes.parts;
-    const int64_t image = block / groups.count;
-    const auto group = static_cast<int32_t>(block - image * groups.count);
-    const int32_t column = threadIdx.x % groups.width;
-    const int32_t row = threadIdx.x / groups.width;
-    const int32_t rows = kThreads / groups.width;
-    const int32_t channel = (group * groups.width + column) * lanes;
+    const auto [image, part, channel, column, row, rows] =
+        ChannelShare(planes, groups, lanes, first_block + blockIdx.x);
     const auto elements = planes.elements(part);
     const int32_t end = elements.begin + elements.count;
 

@@ -4,20 +4,16 @@
 #pragma once
 
 #include "planes.cuh"
+#include "tiles.cuh"
 
 namespace onnxpool::cuda {
 
 // Neighbouring rows of outputs that one thread writes.
 constexpr int32_t kGroupRows = 4;
 
-// Outputs of a block: `rows` by `columns` along the last two of three axes, at one place along the first, of `planes`
-// planes.
-struct Tiling {
-    int64_t all_planes = 0;
-    int32_t planes = 1;
-    Divider<int32_t> rows, columns;
-    Divider<int32_t> row_groups;                      // of kGroupRows rows each
-    Divider<int32_t> tile_rows, tile_columns, depth;  // how many of them make up a plane
+// Tiles of outputs.
+struct Tiling : Tiles {
+    Divider<int32_t> row_groups;  // of kGroupRows rows each
     // The inputs that these outputs look at. Columns before the first tap make the first one start on a 16-byte
     // boundary, where rows are read in vectors.
     int32_t input_rows = 0;
@@ -69,27 +65,11 @@ __global__ void __launch_bounds__(kThreads)
     const auto& row_axis = problem.axes[1];
     const auto& column_axis = problem.axes[2];
 
-    // ---- Where the tile lies ----
-    int64_t block = first_block + blockIdx.x;
-    const auto take = [&](const Divider<int32_t>& radix) {
-        const int64_t quotient = block / radix;
-        const auto digit = static_cast<int32_t>(block - quotient * static_cast<int64_t>(radix));
-        block = quotient;
-        return digit;
-    };
-    const int32_t first_column = take(tiling.tile_columns) * tiling.columns;
-    const int32_t first_row = take(tiling.tile_rows) * tiling.rows;
-    const int32_t depth = take(tiling.depth);
-    const int64_t first_plane = block * tiling.planes;
-    const int64_t remaining = tiling.all_planes - first_plane;
-    const int32_t planes = remaining < tiling.planes ? static_cast<int32_t>(remaining) : tiling.planes;
-    const auto position_of = [&](int32_t plane) {
-        const int64_t image = (first_plane + plane) / problem.places.channel_blocks;
-        return Position<Small>{image, first_plane + plane - image * problem.places.channel_blocks.value, {}};
-    };
+    const Tile tile(tiling, first_block + blockIdx.x);
+    const int32_t first_row = tile.first_row, first_column = tile.first_column, depth = tile.depth;
     const int32_t width = tiling.input_columns;
     const int32_t height = tiling.shared_rows();
-    const int32_t size = planes * height * width;
+    const int32_t size = tile.planes * height * width;
     const int32_t buffer_size = tiling.planes * height * width;
     auto* const divisors_of_rows = shared<int32_t>();
     auto* const divisors_of_columns = divisors_of_rows + tiling.rows;
@@ -126,7 +106,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int lane = 0; lane < lanes; ++lane) sums[lane] = reduction.identity();
         if (column >= 0 && column < column_axis.input) {
-            const Position<Small> position = position_of(plane);
+            const Position<Small> position = tile.position(problem, plane);
             const T* x =
                 problem.x.template plane<const T>(position.image, position.channel) + column * problem.x.strides[2];
             for (int32_t d = 0; d < depth_taps.count; ++d) {
@@ -172,7 +152,7 @@ __global__ void __launch_bounds__(kThreads)
 
     // ---- Along the row ----
     const int32_t taps = tiling.squares_columns ? 1 : column_axis.kernel;
-    for (int32_t i = threadIdx.x; i < planes * tiling.row_groups * tiling.columns; i += kThreads) {
+    for (int32_t i = threadIdx.x; i < tile.planes * tiling.row_groups * tiling.columns; i += kThreads) {
         const int32_t group = i / tiling.columns;
         const int32_t plane = group / tiling.row_groups;
         const int32_t column = i - group * tiling.columns;
@@ -183,7 +163,7 @@ __global__ void __launch_bounds__(kThreads)
         const int32_t group_end = end_in_tile < rows_left ? end_in_tile : rows_left;
         int32_t output[] = {depth, first_row + group_begin, first_column + column};
         if (output[2] >= column_axis.output) continue;
-        const Position<Small> position = position_of(plane);
+        const Position<Small> position = tile.position(problem, plane);
         T* y = problem.y.template plane<T>(position.image, position.channel) + problem.y.offset(output, Small::kRank);
         const Accumulator* from =
             sums + (plane * height + group_begin * row_step) * width + tiling.lead + column * column_axis.stride;
@@ -267,7 +247,8 @@ bool choose_tiling(const Call& call, const Problem<Small>& problem, Tiling& tili
         const double room = shared_limit - static_cast<double>(divisor_bytes(best_height, best_width));
         const auto most = std::min(static_cast<int64_t>(room / buffer_bytes(best_height, best_width)),
                                    2048 / (best_height * best_width));
-        tiling.planes = static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, most)));
+        tiling.planes =
+            Divider<int32_t>(static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, most))));
     }
     tiling.rows = Divider<int32_t>(static_cast<int32_t>(best_height));
     tiling.row_groups = Divider<int32_t>(static_cast<int32_t>(ceil_div(best_height, kGroupRows)));
@@ -287,13 +268,11 @@ bool forward_tiles(const Call& call, const Context& context) {
     problem.make_rows_of_channels(call);
     Tiling tiling;
     if (!choose_tiling<R>(call, problem, tiling)) return false;
-    const int64_t blocks =
-        ceil_div(tiling.all_planes, tiling.planes) * tiling.depth * tiling.tile_rows * tiling.tile_columns;
     const int64_t buffers = tiling.squares_rows || tiling.squares_columns ? 3 : 1;
     const int64_t accumulators = buffers * tiling.planes * tiling.shared_rows() * tiling.input_columns;
     const int64_t shared_bytes =
         tiling.divisor_bytes + accumulators * static_cast<int64_t>(sizeof(typename R::Accumulator));
-    launch(forward_tiles<R>, blocks, shared_bytes, context.stream, problem, tiling);
+    launch(forward_tiles<R>, tiling.count(), shared_bytes, context.stream, problem, tiling);
     return true;
 }
 

@@ -1,0 +1,47 @@
+// Planes cut into tiles, one for each block.
+#pragma once
+
+#include "problem.cuh"
+
+namespace onnxpool::cuda {
+
+// Tiles of `rows` by `columns` places along the last two of three axes, at one place along the first, of `planes`
+// planes.
+struct Tiles {
+    int64_t all_planes = 0;
+    Divider<int32_t> planes, rows, columns;
+    Divider<int32_t> tile_rows, tile_columns, depth;  // how many of them make up a plane
+
+    int64_t count() const { return ceil_div(all_planes, planes) * depth * tile_rows * tile_columns; }
+};
+
+// Where a tile lies.
+struct Tile {
+    int32_t first_column, first_row, depth;
+    int64_t first_plane;
+    int32_t planes;  // the last tile may have fewer
+
+    __device__ Tile(const Tiles& tiles, int64_t number) {
+        const auto take = [&](const Divider<int32_t>& radix) {
+            const int64_t quotient = number / radix;
+            const auto digit = static_cast<int32_t>(number - quotient * static_cast<int64_t>(radix));
+            number = quotient;
+            return digit;
+        };
+        first_column = take(tiles.tile_columns) * tiles.columns;
+        first_row = take(tiles.tile_rows) * tiles.rows;
+        depth = take(tiles.depth);
+        first_plane = number * tiles.planes;
+        const int64_t remaining = tiles.all_planes - first_plane;
+        planes = remaining < tiles.planes ? static_cast<int32_t>(remaining) : tiles.planes.value;
+    }
+
+    // Of one of its planes.
+    __device__ Position<Small> position(const Problem<Small>& problem, int32_t plane) const {
+        const Divider<int32_t>& channels = problem.places.channel_blocks;
+        const int64_t image = (first_plane + plane) / channels;
+        return {image, first_plane + plane - image * channels.value, {}};
+    }
+};
+
+}  // namespace onnxpool::cuda
