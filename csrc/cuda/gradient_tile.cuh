@@ -276,10 +276,7 @@ bool choose_gradient_tiling(const Call& call, const Problem<Small>& problem, Gra
     }
     if (best_planes == 0) return false;
     tiling.planes = Divider<int32_t>(static_cast<int32_t>(best_planes));
-    tiling.rows = Divider<int32_t>(static_cast<int32_t>(best_height));
-    tiling.columns = Divider<int32_t>(static_cast<int32_t>(best_width));
-    tiling.tile_rows = Divider<int32_t>(static_cast<int32_t>(ceil_div(rows.input, best_height)));
-    tiling.tile_columns = Divider<int32_t>(static_cast<int32_t>(ceil_div(columns.input, best_width)));
+    tiling.cut(rows.input, columns.input, best_height, best_width);
     tiling.window_rows = static_cast<int32_t>(covering(rows, best_height));
     tiling.window_columns = Divider<int32_t>(static_cast<int32_t>(covering(columns, best_width)));
     tiling.kept_rows = static_cast<int32_t>(kept_rows(best_height));

@@ -338,24 +338,6 @@ void launch_patches(const Call& call, const Context& context) {
     launch(forward_patches<R, P>, blocks_for(problem.places.count), 0, context.stream, problem);
 }
 
-// Whether rows lie such that every `columns` of them, from the first on, start where an access of so many may. `size`
-// tells a tensor of inputs from one of outputs.
-inline bool has_column_vectors(const Call& call, const Operand& operand, int64_t Axis::* size, int columns,
-                               int element_size) {
-    if (!operand.data) return true;
-    const Geometry& geometry = call.geometry;
-    const auto fits = [&](int64_t count, int64_t stride) { return count <= 1 || stride % columns == 0; };
-    const int bytes = std::min(kVectorBytes, columns * element_size);
-    bool all_fit = reinterpret_cast<uintptr_t>(operand.data) % static_cast<uintptr_t>(bytes) == 0;
-    all_fit =
-        all_fit && operand.strides[1 + geometry.rank] == 1 && geometry.axes[geometry.rank - 1].*size % columns == 0;
-    all_fit = all_fit && fits(geometry.batch, operand.strides[0]) && fits(geometry.channels, operand.strides[1]);
-    for (int a = 0; a + 1 < geometry.rank; ++a) {
-        all_fit = all_fit && fits(geometry.axes[a].*size, operand.strides[2 + a]);
-    }
-    return all_fit;
-}
-
 // Shapes of patches: the fastest of those that were tried on an H200.
 template <class T, int kKernel, int kStride>
 struct PatchShapes {
@@ -373,9 +355,7 @@ void forward_patches_of(const Call& call, const Context& context) {
     using T = typename R::Element;
     using Shapes = PatchShapes<T, kKernel, kStride>;
     constexpr int columns = 4;
-    if (call.channels_innermost && has_channel_vectors(call, call.x, &Axis::input, sizeof(T)) &&
-        has_channel_vectors(call, call.y, &Axis::output, sizeof(T)) &&
-        has_channel_vectors(call, call.indices, &Axis::output, sizeof(int64_t))) {
+    if (has_channel_vectors(call, sizeof(T))) {
         return launch_patches<R, typename Shapes::Channels>(call, context);
     }
     if (has_column_vectors(call, call.x, &Axis::input, columns, sizeof(T)) &&

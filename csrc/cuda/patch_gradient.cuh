@@ -253,11 +253,7 @@ void backward_patches_of(const Call& call, const Context& context) {
     using T = typename R::Element;
     using Shapes = GradientPatchShapes<T, kKernel, kStride>;
     constexpr int columns = 4;
-    if (call.channels_innermost && has_channel_vectors(call, call.x, &Axis::input, sizeof(T)) &&
-        has_channel_vectors(call, call.y, &Axis::output, sizeof(T)) &&
-        has_channel_vectors(call, call.indices, &Axis::output, sizeof(int64_t)) &&
-        has_channel_vectors(call, call.grad_y, &Axis::output, sizeof(T)) &&
-        has_channel_vectors(call, call.grad_x, &Axis::input, sizeof(T))) {
+    if (has_channel_vectors(call, sizeof(T))) {
         return launch_gradient_patches<R, typename Shapes::Channels, kSeveralSlices>(call, context);
     }
     if constexpr (!kSeveralSlices) {

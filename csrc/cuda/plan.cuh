@@ -103,9 +103,7 @@ void forward_windows(const Call& call, const Context& context) {
     if constexpr (!R::kIndexed && !R::kInOrder) {
         if (has_large_window(call.geometry) && forward_tiles<R>(call, context)) return;
     }
-    if (call.channels_innermost && has_channel_vectors(call, call.x, &Axis::input, sizeof(T)) &&
-        has_channel_vectors(call, call.y, &Axis::output, sizeof(T)) &&
-        has_channel_vectors(call, call.indices, &Axis::output, sizeof(int64_t))) {
+    if (has_channel_vectors(call, sizeof(T))) {
         return launch_places<Small>(forward_by_window<R, Small, lanes>, call, &DeviceAxis<Small::Index>::output, lanes,
                                     context);
     }
@@ -148,11 +146,7 @@ void backward_of(const Call& call, const Context& context) {
         const bool visits_few = R::kIndexed || (R::kDivides && windows_of_element(call.geometry) < 16);
         if (!(call.channels_innermost && visits_few) && backward_tiles<R>(call, context)) return;
     }
-    if (call.channels_innermost && has_channel_vectors(call, call.x, &Axis::input, sizeof(T)) &&
-        has_channel_vectors(call, call.y, &Axis::output, sizeof(T)) &&
-        has_channel_vectors(call, call.indices, &Axis::output, sizeof(int64_t)) &&
-        has_channel_vectors(call, call.grad_y, &Axis::output, sizeof(T)) &&
-        has_channel_vectors(call, call.grad_x, &Axis::input, sizeof(T))) {
+    if (has_channel_vectors(call, sizeof(T))) {
         return launch_places<Small>(backward_by_window<General, Small, lanes>, call, &DeviceAxis<Small::Index>::input,
                                     lanes, context);
     }

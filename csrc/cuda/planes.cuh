@@ -84,7 +84,8 @@ struct Planes {
             const int64_t waves = ceil_div(blocks * parts, at_once);
             return 1 - static_cast<double>(blocks * parts) / static_cast<double>(std::max<int64_t>(1, waves * at_once));
         };
-        int64_t wanted = 1;
+        // Fewer leave more than a tenth idle at once.
+        int64_t wanted = std::clamp<int64_t>(ceil_div(9 * at_once, 10 * std::max<int64_t>(1, blocks)), 1, most);
         while (wanted < most && idle_share(wanted) > 0.1) ++wanted;
         part = static_cast<int32_t>(ceil_div(size, wanted));
         parts = static_cast<int32_t>(ceil_div(size, part));

@@ -250,11 +250,8 @@ bool choose_tiling(const Call& call, const Problem<Small>& problem, Tiling& tili
         tiling.planes =
             Divider<int32_t>(static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, most))));
     }
-    tiling.rows = Divider<int32_t>(static_cast<int32_t>(best_height));
+    tiling.cut(rows.output, columns.output, best_height, best_width);
     tiling.row_groups = Divider<int32_t>(static_cast<int32_t>(ceil_div(best_height, kGroupRows)));
-    tiling.columns = Divider<int32_t>(static_cast<int32_t>(best_width));
-    tiling.tile_rows = Divider<int32_t>(static_cast<int32_t>(ceil_div(rows.output, best_height)));
-    tiling.tile_columns = Divider<int32_t>(static_cast<int32_t>(ceil_div(columns.output, best_width)));
     tiling.divisor_bytes = static_cast<int32_t>(divisor_bytes(best_height, best_width));
     tiling.input_rows = static_cast<int32_t>(reach(rows, best_height));
     tiling.input_columns = Divider<int32_t>(static_cast<int32_t>(input_columns(best_width)));

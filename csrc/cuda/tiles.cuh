@@ -12,6 +12,15 @@ struct Tiles {
     Divider<int32_t> planes, rows, columns;
     Divider<int32_t> tile_rows, tile_columns, depth;  // how many of them make up a plane
 
+    // Places of a plane, `all_rows` by `all_columns`, into tiles.
+    void cut(int64_t all_rows, int64_t all_columns, int64_t rows_of_tile, int64_t columns_of_tile) {
+        const auto divider = [](int64_t value) { return Divider<int32_t>(static_cast<int32_t>(value)); };
+        rows = divider(rows_of_tile);
+        columns = divider(columns_of_tile);
+        tile_rows = divider(ceil_div(all_rows, rows_of_tile));
+        tile_columns = divider(ceil_div(all_columns, columns_of_tile));
+    }
+
     int64_t count() const { return ceil_div(all_planes, planes) * depth * tile_rows * tile_columns; }
 };
 

@@ -1,6 +1,7 @@
 // Elements side by side in memory, moved 16 bytes at a time.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "problem.cuh"
@@ -44,21 +45,43 @@ __device__ inline void store(const T (&from)[kLanes], T* to) {
     }
 }
 
-inline bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % kVectorBytes == 0; }
+inline bool is_aligned(const void* address, int bytes = kVectorBytes) {
+    return reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(bytes) == 0;
+}
 
-// Whether channels lie side by side such that every `lanes` of them, at every place, start where an access may. `size`
-// tells a tensor of inputs from one of outputs.
-inline bool has_channel_vectors(const Call& call, const Operand& operand, int64_t Axis::* size, int element_size) {
+// Whether elements lie side by side along a dimension of [N, C, D1, ..., Dr] such that every `lanes` of them, at every
+// place, start where an access may. `size` tells a tensor of inputs from one of outputs.
+inline bool has_vectors(const Geometry& geometry, const Operand& operand, int64_t Axis::* size, int dimension,
+                        int lanes, int element_size) {
     if (!operand.data) return true;
-    const Geometry& geometry = call.geometry;
-    const int64_t lanes = kVectorBytes / element_size;
-    const auto fits = [&](int64_t count, int64_t stride) { return count <= 1 || stride % lanes == 0; };
-    bool all_fit = operand.strides[1] == 1 && geometry.channels % lanes == 0 && is_aligned(operand.data) &&
-                   fits(geometry.batch, operand.strides[0]);
-    for (int a = 0; a < geometry.rank; ++a) {
-        all_fit = all_fit && fits(geometry.axes[a].*size, operand.strides[2 + a]);
+    bool all_fit = is_aligned(operand.data, std::min(kVectorBytes, lanes * element_size));
+    for (int d = 0; d < 2 + geometry.rank; ++d) {
+        const int64_t count = d == 0 ? geometry.batch : d == 1 ? geometry.channels : geometry.axes[d - 2].*size;
+        const int64_t stride = operand.strides[d];
+        all_fit = all_fit && (d == dimension ? stride == 1 && count % lanes == 0 : count <= 1 || stride % lanes == 0);
     }
     return all_fit;
+}
+
+// As many channels as one access moves, in a tensor of inputs or of outputs.
+inline bool has_channel_vectors(const Call& call, const Operand& operand, int64_t Axis::* size, int element_size) {
+    return has_vectors(call.geometry, operand, size, 1, kVectorBytes / element_size, element_size);
+}
+
+// The same of all tensors of a call that has its channels innermost. An access of indices moves two of them.
+inline bool has_channel_vectors(const Call& call, int element_size) {
+    const auto has = [&](const Operand& operand, int64_t Axis::* size, int bytes) {
+        return has_channel_vectors(call, operand, size, bytes);
+    };
+    return call.channels_innermost && has(call.x, &Axis::input, element_size) &&
+           has(call.y, &Axis::output, element_size) && has(call.indices, &Axis::output, sizeof(int64_t)) &&
+           has(call.grad_y, &Axis::output, element_size) && has(call.grad_x, &Axis::input, element_size);
+}
+
+// `columns` of them along the last axis.
+inline bool has_column_vectors(const Call& call, const Operand& operand, int64_t Axis::* size, int columns,
+                               int element_size) {
+    return has_vectors(call.geometry, operand, size, 1 + call.geometry.rank, columns, element_size);
 }
 
 }  // namespace onnxpool::cuda
