@@ -230,7 +230,7 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
     template <class V>
     ONNXPOOL_HOST_DEVICE V root(V sum) const {
         if (is(1)) return sum;
-        if (is(2)) return std::is_same_v<T, float> ? square_root_for_float32(sum) : square_root(sum);
+        if (is(2)) return std::is_same_v<T, double> ? square_root(sum) : square_root_for_narrower(sum);
         if (is(4)) return square_root(square_root(sum));
 #if !defined(__CUDACC__)
         if constexpr (!std::is_same_v<T, double>) {

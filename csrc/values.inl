@@ -215,11 +215,11 @@ ONNXPOOL_HOST_DEVICE inline V square_root(V x) {
     return for_each_number(x, [](number_t<V> number) { return std::sqrt(number); });
 }
 
-// The square root of a float64 number that is 0 or not subnormal, to be rounded to float32: then the same as
-// square_root(), since the roots of float64 numbers keep a distance from where float32 rounds that is larger than the
-// error before the last rounding here.
+// The square root of a number that is 0 or not subnormal, to be rounded to half of its bits: then the same as
+// square_root(), since roots that are not on a boundary of that rounding keep a distance from it that is larger than
+// the error before the last rounding here.
 template <class V>
-ONNXPOOL_HOST_DEVICE inline V square_root_for_float32(V x) {
+ONNXPOOL_HOST_DEVICE inline V square_root_for_narrower(V x) {
 #if defined(ONNXPOOL_AVX512)
     if constexpr (sizeof(V) == 64 && std::is_same_v<number_t<V>, double>) {  // a third of the instruction's time
         // Goldschmidt's iteration: root and slope approach sqrt(x) and 1 / (2 sqrt(x)), from 14 bits to 28 and to 53.
@@ -242,6 +242,13 @@ ONNXPOOL_HOST_DEVICE inline V square_root_for_float32(V x) {
         double root = x * reciprocal;
         for (int step = 0; step < 2; ++step) root = std::fma(std::fma(-root, root, x), 0.5 * reciprocal, root);
         return x > 0 && x <= std::numeric_limits<double>::max() ? root : x;  // which are their own roots
+    }
+    if constexpr (sizeof(V) == 4) {
+        float reciprocal;  // good to 22 bits
+        asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(x));
+        const float guess = x * reciprocal;
+        const float root = std::fma(std::fma(-guess, guess, x), 0.5f * reciprocal, guess);
+        return x > 0 && x <= std::numeric_limits<float>::max() ? root : x;
     }
 #endif
     return square_root(x);

@@ -106,6 +106,15 @@ WINDOWS = [
     ((1, 8, 6, 20, 24), {"kernel_shape": [3, 3, 3], "strides": [2, 1, 2], "pads": [1, 1, 1, 0, 1, 1]}),
     ((1, 1, 13, 14, 15), {"kernel_shape": [12, 13, 14], "pads": [3, 3, 3, 3, 3, 3]}),
     ((1, 2, 3, 4, 3, 5), {"kernel_shape": [2, 3, 2, 3], "pads": [1] * 8}),
+    ((2, 3, 9, 12), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
+    ((2, 3, 9, 12), {"kernel_shape": [5, 5], "pads": [2, 2, 2, 2]}),
+    ((3, 5, 64), {"kernel_shape": [2], "strides": [2]}),
+    ((3, 5, 63), {"kernel_shape": [2], "strides": [2], "pads": [1, 0]}),
+    ((3, 5, 64), {"kernel_shape": [3], "pads": [1, 1]}),
+    ((2, 7, 61), {"kernel_shape": [3], "pads": [1, 1]}),
+    ((2, 7, 62), {"kernel_shape": [3], "strides": [2], "pads": [1, 1]}),
+    ((1, 2, 70, 300), {"kernel_shape": [20, 33], "strides": [1, 2], "pads": [9, 16, 10, 16]}),
+    ((1, 3, 5, 30, 21), {"kernel_shape": [3, 10, 9], "strides": [1, 2, 1], "pads": [1, 4, 4, 1, 4, 4]}),
 ]
 
 
@@ -196,12 +205,23 @@ def test_windows_of_bytes(shape, attributes, dtype, device):
     check(Case("MaxPool", shape, attributes), dtype, device, ("distinct", "ties"))
 
 
-@pytest.mark.parametrize("kind", ["special", "wide"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("shape", "attributes"), WINDOWS[:7], ids=str)
-@pytest.mark.parametrize("operator", ["LpPool", "MaxPool"])
-def test_windows_of_unusual_data(operator, shape, attributes, kind, device):
+@pytest.mark.parametrize(
+    ("operator", "kind"),
+    [
+        ("LpPool", "special"),
+        ("LpPool", "wide"),
+        ("MaxPool", "special"),
+        ("MaxPool", "wide"),
+        ("AveragePool", "special"),
+    ],
+)
+def test_windows_of_unusual_data(operator, kind, shape, attributes, dtype, device):
+    """Among them windows with nothing but zeros."""
     case = Case(operator, shape, attributes)
-    x = to_tensor(fill(kind, shape, "float32", np.random.default_rng(0)), device)
+    x = to_tensor(fill(kind, shape, dtype, np.random.default_rng(0)), device)
+    x[..., : shape[-1] // 2] = 0
     expected = call(case, [arrange(x, "sliced")])
     for name, arrangement in ARRANGEMENTS.items():
         assert_same(call(case, [arrangement(x)]), expected, name)

@@ -34,12 +34,6 @@ struct GradientTiling : Tiles {
     ONNXPOOL_HOST_DEVICE int32_t kept_row() const { return planes.value * window_columns.value; }
 };
 
-// The first window that may cover an input, or one that follows it.
-__device__ inline int32_t first_covering_window(const DeviceAxis<int32_t>& axis, int32_t input) {
-    const int32_t before = input + axis.pad_begin - (axis.kernel - 1) * axis.dilation;
-    return before > 0 ? (before + axis.stride - 1) / axis.stride : 0;
-}
-
 template <class R>
 __global__ void __launch_bounds__(kThreads)
     backward_tiles(int64_t first_block, const __grid_constant__ Problem<Small> problem,
@@ -288,8 +282,8 @@ bool choose_gradient_tiling(const Call& call, const Problem<Small>& problem, Gra
 template <class R>
 bool backward_tiles(const Call& call, const Context& context) {
     Problem<Small> problem(call);
-    problem.number(call, &Problem<Small>::AxisType::input, 1);
     problem.make_rows_of_channels(call);
+    problem.number(call, &Problem<Small>::AxisType::input, 1);
     GradientTiling tiling;
     int64_t shared_bytes = 0;
     if (!choose_gradient_tiling<R>(call, problem, tiling, shared_bytes)) return false;

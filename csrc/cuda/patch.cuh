@@ -1,5 +1,5 @@
-// Small square windows, whose size is known when compiling, over the last two axes. A thread reads a patch of inputs
-// into registers, all at once, and computes the outputs whose windows lie in it.
+// Small windows whose size is known when compiling: squares over the last two axes, or along one axis of many channels.
+// A thread reads a patch of inputs into registers, all at once, and computes the outputs whose windows lie in it.
 #pragma once
 
 #include "window.cuh"
@@ -40,16 +40,28 @@ private:
     static constexpr int32_t kFar = 1 << 30;
 };
 
+// The size of windows, along rows and along columns.
+template <int kRowKernel_, int kRowStride_, int kKernel_, int kStride_>
+struct PatchWindow {
+    static constexpr int kRowKernel = kRowKernel_, kRowStride = kRowStride_;
+    static constexpr int kKernel = kKernel_, kStride = kStride_;
+    static constexpr int kTaps = kRowKernel * kKernel;
+};
+template <int kKernel, int kStride>
+using SquareWindow = PatchWindow<kKernel, kStride, kKernel, kStride>;
+
 // What a thread computes: kRows by kColumns outputs, for kLanes channels side by side in memory. Where columns lie side
 // by side, kVector of them are read by one access, the first of them kBefore columns after the patch begins.
-template <int kKernel_, int kStride_, int kRows_, int kColumns_, int kLanes_, int kVector_ = 1, int kBefore_ = 0>
-struct Patch {
-    static constexpr int kKernel = kKernel_, kStride = kStride_;
+template <class Window, int kRows_, int kColumns_, int kLanes_, int kVector_ = 1, int kBefore_ = 0>
+struct Patch : Window {
+    using Window::kKernel, Window::kStride;
     static constexpr int kRows = kRows_, kColumns = kColumns_, kLanes = kLanes_;
     static constexpr int kVector = kVector_, kBefore = kBefore_;
-    static constexpr int kInputRows = (kRows - 1) * kStride + kKernel;
+    static constexpr int kInputRows = (kRows - 1) * Window::kRowStride + Window::kRowKernel;
     static constexpr int kInputColumns = (kColumns - 1) * kStride + kKernel;
-    using Axis = PatchAxis<kKernel>;
+    using RowAxis = PatchAxis<Window::kRowKernel>;
+    using ColumnAxis = PatchAxis<kKernel>;
+    static constexpr int kVectorsEnd = kBefore + (kInputColumns - kBefore) / kVector * kVector;
 
     // Whether a column of inputs is read together with others, and as the first of them.
     static constexpr __device__ bool in_vector(int column) {
@@ -61,22 +73,9 @@ struct Patch {
     }
 };
 
-// A datum that changes nothing.
-template <class R>
-__device__ inline typename R::Element outside_of([[maybe_unused]] const R& reduction) {
-    using T = typename R::Element;
-    using Limits = std::numeric_limits<comparable_t<T>>;
-    if constexpr (R::kInOrder) {
-        return static_cast<T>(reduction.parameters.x_zero_point);
-    } else if constexpr (is_sum<R>) {
-        return static_cast<T>(-comparable_t<T>(0));
-    } else {
-        return static_cast<T>(Limits::has_infinity ? -Limits::infinity() : Limits::lowest());
-    }
-}
-
 __device__ inline int32_t clamp_to(int32_t number, int32_t size) {
-    return number < 0 ? 0 : number < size ? number : size - 1;
+    const int32_t not_below = number > 0 ? number : 0;
+    return not_below < size - 1 ? not_below : size - 1;
 }
 
 // 1 / number, rounded correctly, for a number that is neither very large nor very small.
@@ -97,46 +96,99 @@ __device__ inline float finite_quotient(float numerator, float divisor, float re
     return std::fma(-std::fma(quotient, divisor, -numerator), reciprocal, quotient);
 }
 
-// The elements of a patch. What lies outside of the plane is read from its edge, and replaced.
+// The elements of a patch. Pairs of two-byte elements that are read together stay together in a word, which is what
+// branches choose between: half as many registers, and to convert one of them takes one instruction.
 template <class P, class T>
-__device__ inline void read_patch(const T* plane, const View<Small>& view, const typename P::Axis& rows,
-                                  const typename P::Axis& columns, int32_t first_row, int32_t first_column, T outside,
-                                  T (&data)[P::kInputRows][P::kInputColumns][P::kLanes]) {
-    const T* starts[P::kInputColumns];
+struct PatchData {
+    static constexpr bool kPairs = is_half_precision<T>;
+    using Slot = std::conditional_t<kPairs, uint32_t, T>;
+
+    Slot slots[P::kInputRows][P::kInputColumns * P::kLanes];  // of pairs, the first one's
+
+    static constexpr __device__ bool is_second(int column, int lane) {
+        return kPairs &&
+               (P::kLanes > 1 ? lane % 2 == 1 : P::in_vector(column) && (column + P::kVector - P::kBefore) % 2 == 1);
+    }
+    __device__ T at(int row, int column, int lane) const {
+        const int place = column * P::kLanes + lane;
+        if constexpr (kPairs) {
+            T element;
+            element.bits =
+                static_cast<uint16_t>(is_second(column, lane) ? slots[row][place - 1] >> 16 : slots[row][place]);
+            return element;
+        } else {
+            return slots[row][place];
+        }
+    }
+
+    // Reads kCount elements into a row, from its element number `place` on.
+    template <int kCount>
+    __device__ void read(const T* from, int row, int place) {
+        if constexpr (!kPairs) {
+            T loaded[kCount];
+            load(from, loaded);
+#pragma unroll
+            for (int k = 0; k < kCount; ++k) slots[row][place + k] = loaded[k];
+        } else if constexpr (kCount == 1) {
+            slots[row][place] = from->bits;
+        } else {
+            uint32_t loaded[kCount / 2];
+            load(reinterpret_cast<const uint32_t*>(from), loaded);
+#pragma unroll
+            for (int k = 0; k < kCount; k += 2) slots[row][place + k] = loaded[k / 2];
+        }
+    }
+    static __device__ Slot filled_with(T element) {
+        if constexpr (kPairs) {
+            return element.bits * 0x10001u;
+        } else {
+            return element;
+        }
+    }
+};
+
+// Reads a patch. What lies outside of the plane is replaced: rows and channels are read from its edge first, since a
+// load that may not happen is dear unless it is of one element. Vectors of columns lie inside.
+template <class P, class T>
+__device__ inline void read_patch(const T* plane, const View<Small>& view, const typename P::RowAxis& rows,
+                                  const typename P::ColumnAxis& columns, int32_t first_row, int32_t first_column,
+                                  T outside, PatchData<P, T>& data) {
+    constexpr bool replaces_columns = P::kLanes > 1;
+    constexpr bool side_by_side = P::kVector > 1;  // then the compiler knows the columns' distances
+    const auto replacement = data.filled_with(outside);
+    const int32_t step = side_by_side ? 1 : view.strides[2];
+    int32_t offsets[P::kInputColumns];
 #pragma unroll
     for (int j = 0; j < P::kInputColumns; ++j) {
-        const int32_t size = columns.input - (P::in_vector(j) ? P::kVector - 1 : 0);
-        starts[j] = plane + clamp_to(first_column + j, size) * view.strides[2];
+        offsets[j] = replaces_columns ? clamp_to(first_column + j, columns.input) * step : j * step;
     }
+    const int32_t first_offset = replaces_columns ? 0 : first_column * step;
 #pragma unroll
     for (int i = 0; i < P::kInputRows; ++i) {
-        const int32_t offset = clamp_to(first_row + i, rows.input) * view.strides[1];
+        const T* row = advance(plane, clamp_to(first_row + i, rows.input) * view.strides[1] + first_offset);
 #pragma unroll
         for (int j = 0; j < P::kInputColumns; ++j) {
-            if (!P::in_vector(j)) {
-                load(starts[j] + offset, data[i][j]);
-            } else if (P::begins_vector(j)) {
-                T vector[P::kVector];
-                load(starts[j] + offset, vector);
-#pragma unroll
-                for (int v = 0; v < P::kVector; ++v) data[i][j + v][0] = vector[v];
+            const T* from = side_by_side ? row + j : advance(row, offsets[j]);
+            if (P::begins_vector(j)) {
+                data.template read<P::kVector>(from, i, j);
+            } else if (replaces_columns) {
+                data.template read<P::kLanes>(from, i, j * P::kLanes);
+            } else if (!P::in_vector(j)) {
+                data.slots[i][j] = replacement;
+                if (columns.has(first_column + j)) data.template read<1>(from, i, j);
             }
         }
     }
-    if (first_column < 0 || first_column + P::kInputColumns > columns.input) {
+    if (replaces_columns && (first_column < 0 || first_column + P::kInputColumns > columns.input)) {
 #pragma unroll
         for (int j = 0; j < P::kInputColumns; ++j) {
-            if (P::in_vector(j) && !P::begins_vector(j)) continue;
             const bool is_inside = columns.has(first_column + j);
-            if (P::in_vector(j) && is_inside) continue;
 #pragma unroll
             for (int i = 0; i < P::kInputRows; ++i) {
 #pragma unroll
-                for (int v = 0; v < (P::in_vector(j) ? P::kVector : 1); ++v) {
-#pragma unroll
-                    for (int lane = 0; lane < P::kLanes; ++lane) {
-                        data[i][j + v][lane] = is_inside ? data[i][j + v][lane] : outside;
-                    }
+                for (int lane = 0; lane < P::kLanes; ++lane) {
+                    auto& slot = data.slots[i][j * P::kLanes + lane];
+                    if (!data.is_second(j, lane)) slot = is_inside ? slot : replacement;
                 }
             }
         }
@@ -146,10 +198,7 @@ __device__ inline void read_patch(const T* plane, const View<Small>& view, const
         for (int i = 0; i < P::kInputRows; ++i) {
             if (rows.has(first_row + i)) continue;
 #pragma unroll
-            for (int j = 0; j < P::kInputColumns; ++j) {
-#pragma unroll
-                for (int lane = 0; lane < P::kLanes; ++lane) data[i][j][lane] = outside;
-            }
+            for (int k = 0; k < P::kInputColumns * P::kLanes; ++k) data.slots[i][k] = replacement;
         }
     }
 }
@@ -169,12 +218,11 @@ __device__ inline void write_row(const Value (&values)[P::kColumns * P::kLanes],
 
 // The accumulators of the windows of a row of outputs, which begin in row `first_row` of the patch.
 template <class R, class P>
-__device__ inline void reduce_row(const R& reduction,
-                                  const typename R::Element (&data)[P::kInputRows][P::kInputColumns][P::kLanes],
-                                  int first_row, typename R::Accumulator (&accumulators)[P::kColumns * P::kLanes]) {
+__device__ inline void reduce_row(const R& reduction, const PatchData<P, typename R::Element>& data, int first_row,
+                                  typename R::Accumulator (&accumulators)[P::kColumns * P::kLanes]) {
     using Accumulator = typename R::Accumulator;
     const auto lifted = [&](int row, int column, int lane) {
-        return reduction.lift(data[first_row + row][column][lane]);
+        return reduction.lift(data.at(first_row + row, column, lane));
     };
     if constexpr (R::kInOrder) {
 #pragma unroll
@@ -182,7 +230,7 @@ __device__ inline void reduce_row(const R& reduction,
             const int column = k / P::kLanes * P::kStride, lane = k % P::kLanes;
             Accumulator accumulator = lifted(0, column, lane);
 #pragma unroll
-            for (int t = 1; t < P::kKernel * P::kKernel; ++t) {
+            for (int t = 1; t < P::kTaps; ++t) {
                 accumulator = reduction.combine(accumulator, lifted(t / P::kKernel, column + t % P::kKernel, lane));
             }
             accumulators[k] = accumulator;
@@ -193,7 +241,7 @@ __device__ inline void reduce_row(const R& reduction,
         for (int k = 0; k < P::kInputColumns * P::kLanes; ++k) {
             Accumulator accumulator = lifted(0, k / P::kLanes, k % P::kLanes);
 #pragma unroll
-            for (int t = 1; t < P::kKernel; ++t) {
+            for (int t = 1; t < P::kRowKernel; ++t) {
                 accumulator = reduction.combine(accumulator, lifted(t, k / P::kLanes, k % P::kLanes));
             }
             of_columns[k] = accumulator;
@@ -211,20 +259,101 @@ __device__ inline void reduce_row(const R& reduction,
     }
 }
 
+// A word of two halves of others.
+__device__ inline uint32_t pair_of_halves(uint32_t low, bool low_is_upper, uint32_t high, bool high_is_upper) {
+#if defined(__CUDA_ARCH__)
+    return __byte_perm(low, high, (low_is_upper ? 0x32u : 0x10u) | (high_is_upper ? 0x7600u : 0x5400u));
+#else
+    return (low >> (low_is_upper ? 16 : 0) & 0xffffu) | high >> (high_is_upper ? 16 : 0) << 16;
+#endif
+}
+
+// Two two-byte numbers in a word, each half the larger one, or NaN if there is one.
+template <class T>
+__device__ inline uint32_t larger_pair(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    uint32_t larger;
+    if constexpr (std::is_same_v<T, Half>) {
+        asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    } else {
+        asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    }
+    return larger;
+#else
+    uint32_t larger = 0;
+#pragma unroll
+    for (int shift = 0; shift < 32; shift += 16) {
+        T x, y;
+        x.bits = static_cast<uint16_t>(a >> shift);
+        y.bits = static_cast<uint16_t>(b >> shift);
+        larger |= uint32_t{T(larger_or_nan(static_cast<float>(x), static_cast<float>(y))).bits} << shift;
+    }
+    return larger;
+#endif
+}
+
+// Of the windows of a row of outputs, all elements combined as they are, two at a time.
+template <class P, class T, class Combine>
+__device__ inline void reduce_row_of_pairs(const PatchData<P, T>& data, int first_row, const Combine& combine,
+                                           T (&results)[P::kColumns * P::kLanes]) {
+    uint32_t of_columns[P::kInputColumns * P::kLanes];
+#pragma unroll
+    for (int k = 0; k < P::kInputColumns * P::kLanes; ++k) {
+        of_columns[k] = data.slots[first_row][k];
+        if (data.is_second(k / P::kLanes, k % P::kLanes)) continue;
+#pragma unroll
+        for (int t = 1; t < P::kRowKernel; ++t) of_columns[k] = combine(of_columns[k], data.slots[first_row + t][k]);
+    }
+#pragma unroll
+    for (int k = 0; k < P::kColumns * P::kLanes; k += 2) {
+        uint32_t result = 0;
+#pragma unroll
+        for (int t = 0; t < P::kKernel; ++t) {
+            const int columns[] = {k / P::kLanes * P::kStride + t, (k + 1) / P::kLanes * P::kStride + t};
+            const int lanes[] = {k % P::kLanes, (k + 1) % P::kLanes};
+            const bool seconds[] = {data.is_second(columns[0], lanes[0]), data.is_second(columns[1], lanes[1])};
+            const uint32_t pair =
+                pair_of_halves(of_columns[columns[0] * P::kLanes + lanes[0] - seconds[0]], seconds[0],
+                               of_columns[columns[1] * P::kLanes + lanes[1] - seconds[1]], seconds[1]);
+            result = t == 0 ? pair : combine(result, pair);
+        }
+        results[k].bits = static_cast<uint16_t>(result);
+        results[k + 1].bits = static_cast<uint16_t>(result >> 16);
+    }
+}
+
 // Of a window in column `first_column` of the patch, the largest datum, and its number among the taps, counted row by
 // row. `first_tap` is the first datum, which padding cannot exceed.
 template <class P, class T>
-__device__ inline void find_largest(const T (&data)[P::kInputRows][P::kInputColumns][P::kLanes], int first_row,
-                                    int first_column, int lane, int32_t first_tap, comparable_t<T>& largest,
-                                    int32_t& tap) {
+__device__ inline void find_largest(const PatchData<P, T>& data, int first_row, int first_column, int lane,
+                                    int32_t first_tap, comparable_t<T>& largest, int32_t& tap) {
     tap = first_tap;
 #pragma unroll
-    for (int t = 0; t < P::kKernel * P::kKernel; ++t) {
+    for (int t = 0; t < P::kTaps; ++t) {
         const auto value =
-            static_cast<comparable_t<T>>(data[first_row + t / P::kKernel][first_column + t % P::kKernel][lane]);
+            static_cast<comparable_t<T>>(data.at(first_row + t / P::kKernel, first_column + t % P::kKernel, lane));
         const bool is_larger = !(value <= largest) && largest == largest;  // or the first NaN
         largest = is_larger ? value : largest;
         tap = is_larger ? t : tap;
+    }
+}
+
+// Rows of outputs, one bit each, with something that is rare: an infinity, a NaN, a window without data, powers that
+// overflow. They are computed again one by one.
+template <class R, class P>
+__device__ __attribute__((noinline)) void write_rare_rows(const Problem<Small>& problem, int64_t number,
+                                                          uint32_t rows) {
+    const R reduction(problem.parameters);
+    const Position<Small> first = problem.places[number];
+    for (int k = 0; k < P::kRows * P::kColumns * P::kLanes; ++k) {
+        const int row = k / (P::kColumns * P::kLanes), place = k % (P::kColumns * P::kLanes);
+        Position<Small> output = first;
+        output.spatial[1] += row;
+        output.spatial[2] += place / P::kLanes;
+        output.channel += place % P::kLanes;
+        if ((rows >> row & 1) && output.spatial[2] < problem.axes[2].output) {
+            write_windows<R, Small, 1>(reduction, problem, output);
+        }
     }
 }
 
@@ -236,13 +365,14 @@ __global__ void __launch_bounds__(kThreads)
     if (number >= problem.places.count) return;
     const R reduction(problem.parameters);
     const Divisor divisor = problem.parameters.divisor;
-    const typename P::Axis rows(problem.axes[1], divisor), columns(problem.axes[2], divisor);
+    const typename P::RowAxis rows(problem.axes[1], divisor);
+    const typename P::ColumnAxis columns(problem.axes[2], divisor);
     const Position<Small> output = problem.places[number];
-    const int32_t first_row = output.spatial[1] * P::kStride - rows.pad_begin;
+    const int32_t first_row = output.spatial[1] * P::kRowStride - rows.pad_begin;
     const int32_t first_column = output.spatial[2] * P::kStride - columns.pad_begin;
     const int32_t slice = output.spatial[0] * problem.axes[0].stride;
     const T* plane = problem.x.template plane<const T>(output.image, output.channel);
-    T data[P::kInputRows][P::kInputColumns][P::kLanes];
+    PatchData<P, T> data;
     read_patch<P>(plane + slice * problem.x.strides[0], problem.x, rows, columns, first_row, first_column,
                   outside_of(reduction), data);
 
@@ -250,15 +380,21 @@ __global__ void __launch_bounds__(kThreads)
     const int32_t columns_left = columns.output - output.spatial[2];
     T* y = problem.y.template plane<T>(output.image, output.channel) + problem.y.offset(output.spatial, Small::kRank);
     int32_t column_divisors[P::kColumns];
+    bool has_data = true;  // in all columns
 #pragma unroll
-    for (int j = 0; j < P::kColumns; ++j) column_divisors[j] = columns.count(first_column + j * P::kStride);
+    for (int j = 0; j < P::kColumns; ++j) {
+        column_divisors[j] = j < columns_left ? columns.count(first_column + j * P::kStride) : 1;
+        has_data = has_data && column_divisors[j] > 0;
+    }
+    uint32_t rare_rows = 0;
     int32_t row_divisor = -1;
     [[maybe_unused]] float divisors[P::kColumns] = {}, reciprocals[P::kColumns] = {};
 #pragma unroll
     for (int i = 0; i < P::kRows; ++i) {
         if (output.spatial[1] + i >= rows.output) break;
-        const int32_t row_of_window = first_row + i * P::kStride;
+        const int32_t row_of_window = first_row + i * P::kRowStride;
         const int32_t own_row_divisor = rows.count(row_of_window);
+        bool is_plain = has_data && own_row_divisor > 0;
         T results[results_of_row];
         if constexpr (R::kIndexed) {
             int64_t indices[results_of_row];
@@ -270,7 +406,7 @@ __global__ void __launch_bounds__(kThreads)
                                           (column_of_window < 0 ? -column_of_window : 0);
                 auto largest = static_cast<comparable_t<T>>(outside_of(reduction));
                 int32_t tap;
-                find_largest<P>(data, i * P::kStride, j * P::kStride, lane, first_tap, largest, tap);
+                find_largest<P>(data, i * P::kRowStride, j * P::kStride, lane, first_tap, largest, tap);
                 const int32_t position[] = {slice, row_of_window + tap / P::kKernel,
                                             column_of_window + tap % P::kKernel};
                 const bool has_data = own_row_divisor > 0 && column_divisors[j] > 0;
@@ -283,9 +419,11 @@ __global__ void __launch_bounds__(kThreads)
             int64_t* to = problem.indices.template plane<int64_t>(output.image, output.channel) +
                           problem.indices.offset(output.spatial, Small::kRank);
             write_row<P>(indices, to + i * problem.indices.strides[1], problem.indices.strides[2], columns_left);
+        } else if constexpr (is_max<R> && is_half_precision<T>) {
+            reduce_row_of_pairs(data, i * P::kRowStride, larger_pair<T>, results);
         } else {
             typename R::Accumulator accumulators[results_of_row];
-            reduce_row<R, P>(reduction, data, i * P::kStride, accumulators);
+            reduce_row<R, P>(reduction, data, i * P::kRowStride, accumulators);
             if constexpr (R::kDivides) {
                 if (own_row_divisor != row_divisor) {
                     row_divisor = own_row_divisor;
@@ -304,28 +442,37 @@ __global__ void __launch_bounds__(kThreads)
                     zero = std::fma(mean, 0.0f, zero);
                     results[k] = reduction.finish(mean);
                 }
-                if (zero != 0) {
-                    for (int k = 0; k < results_of_row; ++k) {
-                        const float count = divisors[k / P::kLanes];
-                        results[k] = count == 0 ? reduction.empty() : reduction.finish(accumulators[k] / count);
-                    }
-                }
+                is_plain = is_plain && zero == 0;
             } else {
+                bool is_in_range = true;
 #pragma unroll
                 for (int k = 0; k < results_of_row; ++k) {
-                    const auto taps = [&] {
-                        const int32_t window[] = {output.spatial[0], output.spatial[1] + i,
-                                                  output.spatial[2] + k / P::kLanes};
-                        Box<Small> box;
-                        window_at(problem, window, box);
-                        return box;
-                    };
-                    results[k] = finish_window(reduction, problem, taps, plane + k % P::kLanes, accumulators[k],
-                                               own_row_divisor * column_divisors[k / P::kLanes]);
+                    results[k] = reduction.finish(accumulators[k]);
+                    if constexpr (may_be_out_of_range<R>) {
+                        is_in_range = is_in_range && !reduction.out_of_range(accumulators[k]);
+                    }
                 }
+                if constexpr (may_be_out_of_range<R> && is_half_precision<T>) {
+                    if (!is_in_range) {  // often, only since all data of a window are 0
+                        T bits[results_of_row];
+                        reduce_row_of_pairs(
+                            data, i * P::kRowStride, [](uint32_t a, uint32_t b) { return a | b; }, bits);
+                        is_in_range = true;
+#pragma unroll
+                        for (int k = 0; k < results_of_row; ++k) {
+                            const bool are_zero = (bits[k].bits & 0x7fff) == 0;
+                            is_in_range = is_in_range && (are_zero || !reduction.out_of_range(accumulators[k]));
+                        }
+                    }
+                }
+                is_plain = is_plain && is_in_range;
             }
         }
         write_row<P>(results, y + i * problem.y.strides[1], problem.y.strides[2], columns_left);
+        rare_rows |= (is_plain ? 0u : 1u) << i;
+    }
+    if constexpr (!R::kIndexed) {
+        if (rare_rows) write_rare_rows<R, P>(problem, number, rare_rows);
     }
 }
 
@@ -334,63 +481,91 @@ __global__ void __launch_bounds__(kThreads)
 template <class R, class P>
 void launch_patches(const Call& call, const Context& context) {
     Problem<Small> problem(call);
+    problem.make_rows_of_channels(call);
     problem.number(call, &DeviceAxis<int32_t>::output, P::kLanes, P::kRows, P::kColumns);
     launch(forward_patches<R, P>, blocks_for(problem.places.count), 0, context.stream, problem);
 }
 
 // Shapes of patches: the fastest of those that were tried on an H200.
-template <class T, int kKernel, int kStride>
+template <class T, class Window>
 struct PatchShapes {
-    static constexpr bool is_narrow = sizeof(T) < 4;
-    using Channels = std::conditional_t<
-        is_narrow && kStride == 1, Patch<kKernel, kStride, 4, 2, 4>,
-        std::conditional_t<is_narrow, Patch<kKernel, kStride, 2, 2, 4>, Patch<kKernel, kStride, 4, 2, 2>>>;
+    static constexpr bool is_narrow = sizeof(T) < 4, slides = Window::kStride == 1;
+    static constexpr bool has_long_rows = is_half_precision<T> && slides && Window::kKernel == 3;
+    using Channels = Patch<Window, is_narrow && !slides ? 2 : 4, has_long_rows ? 4 : 2, is_narrow ? 4 : 2>;
     template <int kBefore>
-    using Vectors = Patch<kKernel, kStride, is_narrow && kStride == 1 ? 8 : 4, 4, 1, 4, kBefore>;
-    using Elements = Patch<kKernel, kStride, kStride == 1 ? 8 : 4, 2, 1>;
+    using Vectors = Patch<Window, is_narrow && slides ? 8 : 4, 4, 1, 4, kBefore>;
+    template <int kBefore>
+    using LongVectors = Patch<Window, 8, 8, 1, 8, kBefore>;
+    using Elements = Patch<Window, slides ? 8 : 4, 2, 1>;
 };
 
-template <class R, int kKernel, int kStride>
+// Launches patches whose columns are read in vectors, where they are aligned and none lies outside of the plane.
+template <class R, class P>
+bool forward_vectors(const Call& call, const Context& context) {
+    using T = typename R::Element;
+    const Axis& axis = call.geometry.axes[call.geometry.rank - 1];
+    if (axis.pad_begin != P::kBefore ||
+        (axis.output - P::kColumns) * P::kStride - axis.pad_begin + P::kVectorsEnd > axis.input ||
+        !has_column_vectors(call, call.x, &Axis::input, P::kVector, sizeof(T)) ||
+        !has_column_vectors(call, call.y, &Axis::output, P::kVector, sizeof(T)) ||
+        !has_column_vectors(call, call.indices, &Axis::output, P::kVector, sizeof(int64_t))) {
+        return false;
+    }
+    launch_patches<R, P>(call, context);
+    return true;
+}
+
+template <class R, class Window>
 void forward_patches_of(const Call& call, const Context& context) {
     using T = typename R::Element;
-    using Shapes = PatchShapes<T, kKernel, kStride>;
-    constexpr int columns = 4;
-    if (has_channel_vectors(call, sizeof(T))) {
-        return launch_patches<R, typename Shapes::Channels>(call, context);
-    }
-    if (has_column_vectors(call, call.x, &Axis::input, columns, sizeof(T)) &&
-        has_column_vectors(call, call.y, &Axis::output, columns, sizeof(T)) &&
-        has_column_vectors(call, call.indices, &Axis::output, columns, sizeof(int64_t))) {
-        // Those that keep the size, and those of a stem or between stages.
-        const int64_t pad = call.geometry.axes[call.geometry.rank - 1].pad_begin;
-        constexpr int half = kKernel > kStride ? kKernel / 2 : 0;
-        if (pad == half) return launch_patches<R, typename Shapes::template Vectors<half>>(call, context);
-        if constexpr (half > 0 && kStride > 1) {
-            if (pad == 0) return launch_patches<R, typename Shapes::template Vectors<0>>(call, context);
+    using Shapes = PatchShapes<T, Window>;
+    constexpr bool is_row = Window::kRowKernel == 1;
+    if constexpr (!is_row) {
+        if (has_channel_vectors(call, sizeof(T))) {
+            return launch_patches<R, typename Shapes::Channels>(call, context);
         }
+    }
+    // Those that keep the size, and those of a stem or between stages.
+    constexpr int half = Window::kKernel > Window::kStride ? Window::kKernel / 2 : 0;
+    if constexpr (is_half_precision<T> && Window::kStride == 1 && !is_row) {
+        if (forward_vectors<R, typename Shapes::template LongVectors<half>>(call, context)) return;
+    }
+    if (forward_vectors<R, typename Shapes::template Vectors<half>>(call, context)) return;
+    if constexpr (half > 0 && Window::kStride > 1 && !is_row) {
+        if (forward_vectors<R, typename Shapes::template Vectors<0>>(call, context)) return;
     }
     launch_patches<R, typename Shapes::Elements>(call, context);
 }
 
-// Calls function(kernel, stride), two compile-time constants, for windows of which there are patches along the last two
-// axes; false for others.
+template <int kKernel, int kStride>
+bool has_window(const Axis& axis) {
+    return axis.kernel == kKernel && axis.stride == kStride && axis.dilation == 1;
+}
+
+// Calls function(window), with a PatchWindow, for square windows of which there are patches along the last two axes;
+// false for others.
 template <class R, class Function>
-bool with_patch_size(const Geometry& geometry, const Function& function) {
+bool with_square_window(const Geometry& geometry, const Function& function) {
     if (geometry.rank < 2) return false;
     const Axis* axes = geometry.axes + geometry.rank - 2;
-    const auto is_square = [&](int64_t kernel, int64_t stride) {
-        return std::all_of(axes, axes + 2, [&](const Axis& axis) {
-            return axis.kernel == kernel && axis.stride == stride && axis.dilation == 1;
-        });
-    };
-    using One = std::integral_constant<int, 1>;
-    using Two = std::integral_constant<int, 2>;
-    using Three = std::integral_constant<int, 3>;
-    if (is_square(2, 2)) return function(Two(), Two());
-    if (is_square(3, 1)) return function(Three(), One());
-    if (is_square(3, 2)) return function(Three(), Two());
+    if (has_window<2, 2>(axes[0]) && has_window<2, 2>(axes[1])) return function(SquareWindow<2, 2>());
+    if (has_window<3, 1>(axes[0]) && has_window<3, 1>(axes[1])) return function(SquareWindow<3, 1>());
+    if (has_window<3, 2>(axes[0]) && has_window<3, 2>(axes[1])) return function(SquareWindow<3, 2>());
     if constexpr (is_max<R>) {
-        if (is_square(5, 1)) return function(std::integral_constant<int, 5>(), One());
+        if (has_window<5, 1>(axes[0]) && has_window<5, 1>(axes[1])) return function(SquareWindow<5, 1>());
+    }
+    return false;
+}
+
+// The same for windows along one axis, other than of bytes.
+template <class R, class Function>
+bool with_row_window(const Geometry& geometry, const Function& function) {
+    if constexpr (!std::is_integral_v<typename R::Element>) {
+        if (geometry.rank != 1) return false;
+        const Axis& axis = geometry.axes[0];
+        if (has_window<2, 2>(axis)) return function(PatchWindow<1, 1, 2, 2>());
+        if (has_window<3, 1>(axis)) return function(PatchWindow<1, 1, 3, 1>());
+        if (has_window<3, 2>(axis)) return function(PatchWindow<1, 1, 3, 2>());
     }
     return false;
 }
@@ -402,10 +577,12 @@ bool forward_patches(const Call& call, const Context& context) {
         const Axis& depth = call.geometry.axes[0];
         if (depth.kernel != 1 || depth.pad_begin != 0 || (depth.output - 1) * depth.stride >= depth.input) return false;
     }
-    return with_patch_size<R>(call.geometry, [&](auto kernel, auto stride) {
-        forward_patches_of<R, kernel, stride>(call, context);
+    const auto compute = [&](auto window) {
+        forward_patches_of<R, decltype(window)>(call, context);
         return true;
-    });
+    };
+    return call.geometry.rank == 1 ? !call.channels_innermost && with_row_window<R>(call.geometry, compute)
+                                   : with_square_window<R>(call.geometry, compute);
 }
 
 }  // namespace onnxpool::cuda

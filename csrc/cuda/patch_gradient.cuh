@@ -8,25 +8,30 @@
 namespace onnxpool::cuda {
 
 // What a thread computes: kRows by kColumns inputs, for kLanes channels side by side in memory. Patches begin where a
-// window does, kPhase columns after its first tap. If kAligned, patches begin at multiples of kColumns, and rows are
-// written in vectors of so many.
-template <int kKernel_, int kStride_, int kRows_, int kColumns_, int kLanes_, int kPhase_ = 0, bool kAligned_ = false>
-struct GradientPatch {
-    static constexpr int kKernel = kKernel_, kStride = kStride_;
+// window does, kPhase columns after its first tap. If kAligned, patches begin at multiples of kColumns, rows are
+// written in vectors of so many, and windows lie side by side.
+template <class Window, int kRows_, int kColumns_, int kLanes_, int kPhase_ = 0, bool kAligned_ = false>
+struct GradientPatch : Window {
+    using Window::kKernel, Window::kStride, Window::kRowKernel, Window::kRowStride;
     static constexpr int kRows = kRows_, kColumns = kColumns_, kLanes = kLanes_;
     static constexpr int kPhase = kPhase_;
     static constexpr bool kAligned = kAligned_;
     // Windows that begin before the first one, and reach the patch.
-    static constexpr int kBefore = (kKernel - 1) / kStride;
-    static constexpr int kWindowRows = kBefore + (kRows - 1) / kStride + 1;
-    static constexpr int kWindowColumns = kBefore + (kColumns - 1 + kPhase) / kStride + 1;
-    static_assert(kRows % kStride == 0);
-    using Axis = PatchAxis<kKernel>;
+    static constexpr int kRowsBefore = (kRowKernel - 1) / kRowStride, kColumnsBefore = (kKernel - 1) / kStride;
+    static constexpr int kWindowRows = kRowsBefore + (kRows - 1) / kRowStride + 1;
+    static constexpr int kWindowColumns = kColumnsBefore + (kColumns - 1 + kPhase) / kStride + 1;
+    static_assert(kRows % kRowStride == 0);
+    using RowAxis = PatchAxis<kRowKernel>;
+    using ColumnAxis = PatchAxis<kKernel>;
 
-    // Whether window number `window` of the patch covers element number `element`, counted from the first tap of window
-    // number kBefore.
-    static constexpr __device__ bool covers(int window, int element) {
-        const int tap = element - (window - kBefore) * kStride;
+    // Whether window number `window` of the patch covers element number `element`, counted from the first tap of the
+    // window before which kRowsBefore, or kColumnsBefore, begin.
+    static constexpr __device__ bool covers_row(int window, int element) {
+        const int tap = element - (window - kRowsBefore) * kRowStride;
+        return tap >= 0 && tap < kRowKernel;
+    }
+    static constexpr __device__ bool covers_column(int window, int element) {
+        const int tap = element - (window - kColumnsBefore) * kStride;
         return tap >= 0 && tap < kKernel;
     }
 };
@@ -43,9 +48,9 @@ __device__ inline Number reciprocal(int32_t count) {
 }
 
 // Where several slices of windows may cover an element, they are visited one after the other; by a kernel of its own,
-// since a loop takes registers.
+// since a loop takes registers. Of averages of two channels, three blocks run at once if they are made to.
 template <class R, class P, bool kSeveralSlices>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, !kSeveralSlices && R::kDivides && P::kLanes == 2 ? 3 : 0)
     backward_patches(int64_t first_block, const __grid_constant__ Problem<Small> problem) {
     using T = typename R::Element;
     using Gradient = GradientArithmetic<R>;
@@ -53,12 +58,13 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t number = (first_block + blockIdx.x) * kThreads + threadIdx.x;
     if (number >= problem.places.count) return;
     const Divisor divisor = problem.parameters.divisor;
-    const typename P::Axis rows(problem.axes[1], divisor), columns(problem.axes[2], divisor);
+    const typename P::RowAxis rows(problem.axes[1], divisor);
+    const typename P::ColumnAxis columns(problem.axes[2], divisor);
     const Position<Small> place = problem.places[number];
     const int32_t first_row = place.spatial[1] - rows.pad_begin;
     const int32_t first_column = place.spatial[2] - (P::kAligned ? 0 : columns.pad_begin);
-    const int32_t first_window_row = place.spatial[1] / P::kStride - P::kBefore;
-    const int32_t first_window_column = (first_column + columns.pad_begin - P::kPhase) / P::kStride - P::kBefore;
+    const int32_t first_window_row = place.spatial[1] / P::kRowStride - P::kRowsBefore;
+    const int32_t first_window_column = (first_column + columns.pad_begin - P::kPhase) / P::kStride - P::kColumnsBefore;
     const auto slices = covering_windows(problem.axes[0], place.spatial[0]);
 
     using Neighbour = std::conditional_t<R::kIndexed, int64_t, T>;
@@ -85,22 +91,41 @@ __global__ void __launch_bounds__(kThreads)
         // ---- The windows ----
         T grad_y[P::kWindowRows][P::kWindowColumns][P::kLanes];
         [[maybe_unused]] Neighbour neighbour[P::kWindowRows][P::kWindowColumns][P::kLanes];
-        const T* starts[P::kWindowColumns];
-        [[maybe_unused]] const Neighbour* starts_beside[P::kWindowColumns];
+        constexpr bool has_neighbour = R::kIndexed || R::kGradientNeedsData;
+        if constexpr (P::kAligned) {
+            const T* plane = grad_y_plane + (slice * problem.grad_y.strides[0] + first_window_column);
+            [[maybe_unused]] const Neighbour* plane_beside =
+                beside_plane + (slice * beside.strides[0] + first_window_column);
 #pragma unroll
-        for (int j = 0; j < P::kWindowColumns; ++j) {
-            const int32_t column = clamp_to(first_window_column + j, columns.output);
-            starts[j] = grad_y_plane + (slice * problem.grad_y.strides[0] + column * problem.grad_y.strides[2]);
-            starts_beside[j] = beside_plane + (slice * beside.strides[0] + column * beside.strides[2]);
-        }
+            for (int i = 0; i < P::kWindowRows; ++i) {
+                const int32_t row = clamp_to(first_window_row + i, rows.output);
+                const T* const of_row = advance(plane, row * problem.grad_y.strides[1]);
+                [[maybe_unused]] const Neighbour* const beside_row = advance(plane_beside, row * beside.strides[1]);
 #pragma unroll
-        for (int i = 0; i < P::kWindowRows; ++i) {
-            const int32_t row = clamp_to(first_window_row + i, rows.output);
+                for (int j = 0; j < P::kWindowColumns; ++j) {
+                    const bool is_inside = columns.has_window(first_window_column + j);
+                    grad_y[i][j][0] = is_inside ? of_row[j] : static_cast<T>(comparable_t<T>(0));
+                    if constexpr (has_neighbour) {
+                        neighbour[i][j][0] = is_inside ? beside_row[j] : static_cast<Neighbour>(1);
+                    }
+                }
+            }
+        } else {
+            const T* from[P::kWindowColumns];
+            [[maybe_unused]] const Neighbour* from_beside[P::kWindowColumns];
 #pragma unroll
             for (int j = 0; j < P::kWindowColumns; ++j) {
-                load(starts[j] + row * problem.grad_y.strides[1], grad_y[i][j]);
-                if constexpr (R::kIndexed || R::kGradientNeedsData) {
-                    load(starts_beside[j] + row * beside.strides[1], neighbour[i][j]);
+                const int32_t column = clamp_to(first_window_column + j, columns.output);
+                from[j] = grad_y_plane + (slice * problem.grad_y.strides[0] + column * problem.grad_y.strides[2]);
+                from_beside[j] = beside_plane + (slice * beside.strides[0] + column * beside.strides[2]);
+            }
+#pragma unroll
+            for (int i = 0; i < P::kWindowRows; ++i) {
+                const int32_t row = clamp_to(first_window_row + i, rows.output);
+#pragma unroll
+                for (int j = 0; j < P::kWindowColumns; ++j) {
+                    load(from[j] + row * problem.grad_y.strides[1], grad_y[i][j]);
+                    if constexpr (has_neighbour) load(from_beside[j] + row * beside.strides[1], neighbour[i][j]);
                 }
             }
         }
@@ -128,10 +153,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int i = 0; i < P::kWindowRows; ++i) {
             [[maybe_unused]] const Sum row_weight =
-                R::kDivides
-                    ? slice_weight *
-                          reciprocal<P::kKernel, Sum>(rows.count((first_window_row + i) * P::kStride - rows.pad_begin))
-                    : Sum(1);
+                R::kDivides ? slice_weight * reciprocal<P::kRowKernel, Sum>(
+                                                 rows.count((first_window_row + i) * P::kRowStride - rows.pad_begin))
+                            : Sum(1);
 #pragma unroll
             for (int lane = 0; lane < P::kLanes; ++lane) {
                 if constexpr (R::kIndexed) {
@@ -146,7 +170,7 @@ __global__ void __launch_bounds__(kThreads)
                         for (int r = 0; r < P::kRows; ++r) {
 #pragma unroll
                             for (int c = 0; c < P::kColumns; ++c) {
-                                if (!P::covers(i, r) || !P::covers(j, c + P::kPhase)) continue;
+                                if (!P::covers_row(i, r) || !P::covers_column(j, c + P::kPhase)) continue;
                                 const int32_t own = r * problem.flat.strides[1] + c * problem.flat.strides[2];
                                 if (named == own) sums[r][c][lane] += sent;
                             }
@@ -166,12 +190,12 @@ __global__ void __launch_bounds__(kThreads)
                         Sum sum = 0;
 #pragma unroll
                         for (int j = 0; j < P::kWindowColumns; ++j) {
-                            if (!P::covers(j, c + P::kPhase)) continue;
+                            if (!P::covers_column(j, c + P::kPhase)) continue;
                             sum = R::kDivides ? std::fma(sent[j], weights[j], sum) : sum + sent[j];
                         }
 #pragma unroll
                         for (int r = 0; r < P::kRows; ++r) {
-                            if (!P::covers(i, r)) continue;
+                            if (!P::covers_row(i, r)) continue;
                             sums[r][c][lane] =
                                 R::kDivides ? std::fma(sum, row_weight, sums[r][c][lane]) : sums[r][c][lane] + sum;
                         }
@@ -227,6 +251,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class R, class P, bool kSeveralSlices>
 void launch_gradient_patches(const Call& call, const Context& context) {
     Problem<Small> problem(call);
+    problem.make_rows_of_channels(call);
     auto& [depth, rows, columns] = problem.axes;
     const int32_t sizes[] = {depth.input, rows.input + rows.pad_begin,
                              columns.input + (P::kAligned ? 0 : columns.pad_begin)};
@@ -235,33 +260,42 @@ void launch_gradient_patches(const Call& call, const Context& context) {
 }
 
 // Shapes of patches: the fastest of those that were tried on an H200.
-template <class T, int kKernel, int kStride>
+template <class T, class Window>
 struct GradientPatchShapes {
-    static constexpr bool is_narrow = sizeof(T) < 4;
-    using Channels = GradientPatch<kKernel, kStride, 4, 2, is_narrow && kKernel <= 3 ? 4 : 2>;
+    static constexpr bool is_narrow = sizeof(T) < 4, is_large = Window::kKernel > 3, is_row = Window::kRowKernel == 1;
+    using Channels = GradientPatch<Window, 4, 2, is_narrow && !is_large ? 4 : 2>;
     template <int kPhase>
-    using Vectors = GradientPatch<kKernel, kStride,
-                                  is_narrow && kKernel <= 3 ? 8
-                                  : kStride == 1            ? 6
-                                                            : 4,
+    using Vectors = GradientPatch<Window,
+                                  is_narrow && !is_large && !is_row ? 8
+                                  : Window::kStride == 1 && !is_row ? 6
+                                                                    : 4,
                                   4, 1, kPhase, true>;
-    using Elements = GradientPatch<kKernel, kStride, 4, 2, 1>;
+    using Elements = GradientPatch<Window, 4, 2, 1>;
 };
 
-template <class R, int kKernel, int kStride, bool kSeveralSlices>
+template <class R, class Window, bool kSeveralSlices>
 void backward_patches_of(const Call& call, const Context& context) {
     using T = typename R::Element;
-    using Shapes = GradientPatchShapes<T, kKernel, kStride>;
+    using Shapes = GradientPatchShapes<T, Window>;
     constexpr int columns = 4;
-    if (has_channel_vectors(call, sizeof(T))) {
-        return launch_gradient_patches<R, typename Shapes::Channels, kSeveralSlices>(call, context);
+    constexpr bool is_row = Window::kRowKernel == 1;
+    if constexpr (!is_row) {
+        if (has_channel_vectors(call, sizeof(T))) {
+            return launch_gradient_patches<R, typename Shapes::Channels, kSeveralSlices>(call, context);
+        }
     }
     if constexpr (!kSeveralSlices) {
+        const int last = call.geometry.rank + 1;
+        const auto lie_side_by_side = [&](const Operand& operand) {
+            return !operand.data || operand.strides[last] == 1;
+        };
         if (has_column_vectors(call, call.grad_x, &Axis::input, columns, sizeof(T)) &&
-            (!R::kGradientNeedsData || has_column_vectors(call, call.x, &Axis::input, columns, sizeof(T)))) {
-            const int64_t phase = call.geometry.axes[call.geometry.rank - 1].pad_begin % kStride;
+            (!R::kGradientNeedsData || has_column_vectors(call, call.x, &Axis::input, columns, sizeof(T))) &&
+            lie_side_by_side(call.grad_y) && lie_side_by_side(R::kIndexed ? call.indices : call.y)) {
+            constexpr int stride = Window::kStride;
+            const int64_t phase = call.geometry.axes[call.geometry.rank - 1].pad_begin % stride;
             return phase == 0 ? launch_gradient_patches<R, typename Shapes::template Vectors<0>, false>(call, context)
-                              : launch_gradient_patches<R, typename Shapes::template Vectors<kStride - 1>, false>(
+                              : launch_gradient_patches<R, typename Shapes::template Vectors<stride - 1>, false>(
                                     call, context);
         }
     }
@@ -275,20 +309,24 @@ bool backward_patches(const Call& call, const Context& context) {
     const Axis& depth = geometry.axes[0];
     const bool has_several_slices =
         geometry.rank == 3 && depth.kernel > 1 && (depth.kernel > depth.stride || depth.dilation > 1);
-    return with_patch_size<R>(geometry, [&](auto kernel, auto stride) {
+    const auto compute = [&](auto window) {
+        using Window = decltype(window);
         // Patches begin in the padding.
         const Axis* last = geometry.axes + geometry.rank - 1;
-        if (std::max(last[-1].pad_begin, last->pad_begin) >= kernel) return false;
+        const int64_t pad = geometry.rank > 1 ? std::max(last[-1].pad_begin, last->pad_begin) : last->pad_begin;
+        if (pad >= Window::kKernel) return false;
         if (!has_several_slices) {
-            backward_patches_of<R, kernel, stride, false>(call, context);
+            backward_patches_of<R, Window, false>(call, context);
             return true;
         }
-        if constexpr (kernel == 3) {
-            backward_patches_of<R, kernel, stride, true>(call, context);
+        if constexpr (Window::kRowKernel == 3 && Window::kKernel == 3) {
+            backward_patches_of<R, Window, true>(call, context);
             return true;
         }
         return false;
-    });
+    };
+    return geometry.rank == 1 ? !call.channels_innermost && with_row_window<R>(geometry, compute)
+                              : with_square_window<R>(geometry, compute);
 }
 
 }  // namespace onnxpool::cuda

@@ -5,6 +5,8 @@
 #include "gradient_tile.cuh"
 #include "patch_gradient.cuh"
 #include "planes.cuh"
+#include "scatter.cuh"
+#include "separable.cuh"
 #include "tile.cuh"
 #include "window.cuh"
 
@@ -66,17 +68,26 @@ constexpr bool has_patches<Average<T, double>> = false;
 template <class T>
 constexpr bool has_patches<QuantizedGlobalAverage<T>> = false;
 
+// The longest run of outputs that have taps of large windows in common. Accumulators of 8 bytes take too many
+// registers.
+template <class R>
+constexpr int kLongRun = has_patches<R> && sizeof(typename R::Accumulator) <= 4 ? 16 : 8;
+
 // Whether there are gradients by tiles: what windows send can be added up before it is known what it is sent to.
 template <class R>
 constexpr bool has_gradient_tiles = R::kIndexed || R::kDivides || GradientArithmetic<R>::kIsLinear;
 
-// Where visiting every tap of every window costs more than reading from a plane in any layout.
-inline bool has_large_window(const Geometry& geometry) {
-    double taps = 1;
-    for (int a = 0; a < geometry.rank; ++a) {
-        taps *= static_cast<double>(std::min(geometry.axes[a].kernel, geometry.axes[a].input));
+// Where it pays to combine what windows have in common once, one axis after the other: the other kernels visit every
+// tap along each axis or, with channels innermost, every tap.
+inline bool has_large_window(const Call& call) {
+    const Geometry& geometry = call.geometry;
+    double sum = 0, product = 1;
+    for (int a = std::max(0, geometry.rank - 2); a < geometry.rank; ++a) {
+        const auto taps = static_cast<double>(std::min(geometry.axes[a].kernel, geometry.axes[a].input));
+        sum += taps;
+        product *= taps;
     }
-    return taps >= 128;
+    return call.channels_innermost ? product >= 49 : sum >= 16;
 }
 
 // How many windows cover an element, on average.
@@ -101,7 +112,7 @@ void forward_windows(const Call& call, const Context& context) {
         if (forward_patches<R>(call, context)) return;
     }
     if constexpr (!R::kIndexed && !R::kInOrder) {
-        if (has_large_window(call.geometry) && forward_tiles<R>(call, context)) return;
+        if (has_large_window(call) && forward_separable<R, kLongRun<R>>(call, context)) return;
     }
     if (has_channel_vectors(call, sizeof(T))) {
         return launch_places<Small>(forward_by_window<R, Small, lanes>, call, &DeviceAxis<Small::Index>::output, lanes,
@@ -140,6 +151,11 @@ void backward_of(const Call& call, const Context& context) {
     }
     if constexpr (has_patches<R>) {
         if (backward_patches<R>(call, context)) return;
+    }
+    if constexpr (R::kIndexed) {
+        if (windows_of_element(call.geometry) >= (call.channels_innermost ? 16 : 8)) {
+            return backward_scattered<R>(call, context);
+        }
     }
     if constexpr (has_gradient_tiles<R>) {
         // Where channels lie side by side, the kernel that visits all windows of an element can read vectors of them.

@@ -211,8 +211,9 @@ struct Packing {
     int32_t bytes = 0;   // of the copy, with what fills the last 16 of them
 };
 
+// Of two-byte elements, five blocks run at once if they are made to: what is rare must not take registers.
 template <class R>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, sizeof(typename R::Element) < 4 ? 5 : 0)
     forward_packed_planes(int64_t first_block, const __grid_constant__ Problem<Small> problem,
                           const __grid_constant__ Planes planes, Packing packing) {
     using T = typename R::Element;
@@ -259,6 +260,21 @@ __global__ void __launch_bounds__(kThreads)
                         accumulator = reduction.combine(accumulator, lift(reduction, loaded[lane], i + lane));
                     }
                 }
+            } else if constexpr (is_half_precision<T>) {  // in pairs, from where a word begins
+                const int32_t lead = plane * planes.size % 2, pairs = (planes.size - lead) / 2;
+                const auto take = [&](T element, int32_t number) {
+                    accumulator = reduction.combine(accumulator, lift(reduction, element, number));
+                };
+                if (lead > 0 && member == 0) take(elements[0], 0);
+#pragma unroll 4
+                for (int32_t i = member; i < pairs; i += packing.team) {
+                    T pair[2];
+                    load(elements + lead + 2 * i, pair);
+                    take(pair[0], lead + 2 * i);
+                    take(pair[1], lead + 2 * i + 1);
+                }
+                const int32_t last = lead + 2 * pairs;
+                if (last < planes.size && member == 0) take(elements[last], last);
             } else {
 #pragma unroll 4
                 for (int32_t i = member; i < planes.size; i += packing.team) {

@@ -168,12 +168,14 @@ struct Problem {
 
     Parameters parameters;
     int rank = Space::kRank;
+    int64_t channels;
     AxisType axes[Space::kRank];
     Places<Space> places;  // of the tensor that is written
     View<Space> x, y, indices, grad_y, grad_x;
     View<Space> flat;  // the values of Indices
 
-    explicit Problem(const Call& call) : parameters(call.parameters), rank(Space::rank(call.geometry.rank)) {
+    explicit Problem(const Call& call)
+        : parameters(call.parameters), rank(Space::rank(call.geometry.rank)), channels(call.geometry.channels) {
         const Geometry& geometry = call.geometry;
         for (int a = 0; a < geometry.rank; ++a) {
             const Axis& given = geometry.axes[a];
@@ -205,7 +207,7 @@ struct Problem {
         places.rank = rank;
         places.lanes = lanes;
         places.channels_innermost = call.channels_innermost;
-        const int64_t channel_blocks = ceil_div(call.geometry.channels, lanes);
+        const int64_t channel_blocks = ceil_div(channels, lanes);
         places.channel_blocks = Divider<Index>(static_cast<Index>(channel_blocks));
         places.count = call.geometry.batch * channel_blocks;
         places.rows = rows;
@@ -218,7 +220,8 @@ struct Problem {
         }
     }
 
-    // Where windows have one axis only, the channels of an image become rows of a plane, if their offsets are small.
+    // Where windows have one axis only, the channels of an image become rows of a plane, if their offsets are small. To
+    // be called before places are numbered.
     void make_rows_of_channels(const Call& call) {
         View<Space>* const views[] = {&x, &y, &indices, &grad_y, &grad_x, &flat};
         const bool all_fit = std::all_of(std::begin(views), std::end(views), [&](const View<Space>* view) {
@@ -226,9 +229,9 @@ struct Problem {
         });
         if (call.geometry.rank > 1 || call.channels_innermost || !all_fit) return;
         AxisType& rows = axes[rank - 2];
-        rows.input = rows.output = static_cast<Index>(call.geometry.channels);
+        rows.input = rows.output = static_cast<Index>(channels);
         for (View<Space>* view : views) view->strides[rank - 2] = static_cast<Index>(view->channel_stride);
-        places.channel_blocks = Divider<Index>(1);
+        channels = 1;
     }
 
     // Of all that is numbered.

@@ -1,6 +1,5 @@
 // Windows over rows that are contiguous in memory. A block takes a tile of outputs: the rows of their windows are
-// combined in shared memory, and the results then along the row. Along an axis with a large kernel this takes a number
-// of steps that grows with the logarithm of its length.
+// combined into shared memory, and the results then along the row.
 #pragma once
 
 #include "planes.cuh"
@@ -16,44 +15,11 @@ struct Tiling : Tiles {
     Divider<int32_t> row_groups;  // of kGroupRows rows each
     // The inputs that these outputs look at. Columns before the first tap make the first one start on a 16-byte
     // boundary, where rows are read in vectors.
-    int32_t input_rows = 0;
     Divider<int32_t> input_columns;
     int32_t lead = 0;
     bool in_vectors = false;
-    // Whether taps are combined by combine_taps() rather than one by one.
-    bool squares_rows = false;
-    bool squares_columns = false;
-    // Of shared memory: factors of divisors, then one buffer or three.
-    int32_t divisor_bytes = 0;
-
-    // Rows of a plane in shared memory: of inputs, or of outputs where the taps of a column are combined before.
-    ONNXPOOL_HOST_DEVICE int32_t shared_rows() const { return squares_rows ? input_rows : static_cast<int32_t>(rows); }
+    int32_t divisor_bytes = 0;  // of shared memory: factors of divisors
 };
-
-// y[i] = x[i] + x[i + unit] + ... + x[i + (taps - 1) * unit] for the combiner's "+", wherever all of these exist, the
-// way that numbers are raised to a power by squaring: from windows of k taps to those of 2k and 2k + 1. Returns y,
-// which is one of x, a and b.
-template <class R, class A = typename R::Accumulator>
-__device__ inline A* combine_taps(const R& reduction, A* x, A* a, A* b, int32_t size, int32_t unit, int32_t taps) {
-    A* y = x;
-    int32_t done = 1;
-    for (int32_t bit = 30 - __builtin_clz(taps); bit >= 0; --bit) {
-        const bool odd = taps >> bit & 1;
-        const int32_t shift = done * unit;
-        done = 2 * done + odd;
-        const int32_t end = size - (done - 1) * unit;
-        for (int32_t i = threadIdx.x; i < end; i += kThreads) {
-            A sum = reduction.combine(y[i], y[i + shift]);
-            if (odd) sum = reduction.combine(sum, x[i + 2 * shift]);
-            a[i] = sum;
-        }
-        __syncthreads();
-        y = a;
-        a = b;
-        b = y;
-    }
-    return y;
-}
 
 template <class R>
 __global__ void __launch_bounds__(kThreads)
@@ -68,9 +34,8 @@ __global__ void __launch_bounds__(kThreads)
     const Tile tile(tiling, first_block + blockIdx.x);
     const int32_t first_row = tile.first_row, first_column = tile.first_column, depth = tile.depth;
     const int32_t width = tiling.input_columns;
-    const int32_t height = tiling.shared_rows();
+    const int32_t height = tiling.rows;
     const int32_t size = tile.planes * height * width;
-    const int32_t buffer_size = tiling.planes * height * width;
     auto* const divisors_of_rows = shared<int32_t>();
     auto* const divisors_of_columns = divisors_of_rows + tiling.rows;
     auto* const buffer = reinterpret_cast<Accumulator*>(shared<char>() + tiling.divisor_bytes);
@@ -85,22 +50,17 @@ __global__ void __launch_bounds__(kThreads)
     }
     const int32_t depth_divisor = counted_taps(problem.axes[0], depth, divisor);
 
-    // ---- Rows into shared memory ----
+    // ---- Along the columns, into shared memory ----
     const auto depth_taps = data_taps(problem.axes[0], depth);
-    const int32_t input_row = first_row * row_axis.stride - row_axis.pad_begin;
     const int32_t input_column = first_column * column_axis.stride - column_axis.pad_begin - tiling.lead;
-    // The elements of `lanes` columns from number `i` of all on, in rows that are combined right here.
+    // `lanes` columns from number `i` of all on.
     const auto fill = [&](auto lanes_constant, int32_t i) {
         constexpr int lanes = decltype(lanes_constant)::value;
         const int32_t row = i / tiling.input_columns;
         const int32_t plane = row / height;
-        const int32_t own_row = row - plane * height;
-        RangeOf<int32_t> taps{input_row + own_row, 0, 1};
-        if (tiling.squares_rows) {
-            taps.count = taps.begin >= 0 && taps.begin < row_axis.input;
-        } else if (first_row + own_row < row_axis.output) {
-            taps = data_taps(row_axis, first_row + own_row);
-        }
+        const int32_t output_row = first_row + row - plane * height;
+        RangeOf<int32_t> taps{0, 0, 1};
+        if (output_row < row_axis.output) taps = data_taps(row_axis, output_row);
         const int32_t column = input_column + i - row * width;
         Accumulator sums[lanes];
 #pragma unroll
@@ -136,22 +96,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
 
-    // ---- Taps that are combined by squaring ----
-    Accumulator* sums = buffer;
-    int32_t row_step = 1;
-    if (tiling.squares_rows) {
-        sums = combine_taps(reduction, buffer, buffer + buffer_size, buffer + 2 * buffer_size, size,
-                            row_axis.dilation * width, row_axis.kernel);
-        row_step = row_axis.stride;
-    }
-    if (tiling.squares_columns) {
-        Accumulator* free_buffer = sums == buffer ? buffer + buffer_size : buffer;
-        Accumulator* other = sums == buffer + 2 * buffer_size ? buffer + buffer_size : buffer + 2 * buffer_size;
-        sums = combine_taps(reduction, sums, free_buffer, other, size, column_axis.dilation, column_axis.kernel);
-    }
-
     // ---- Along the row ----
-    const int32_t taps = tiling.squares_columns ? 1 : column_axis.kernel;
     for (int32_t i = threadIdx.x; i < tile.planes * tiling.row_groups * tiling.columns; i += kThreads) {
         const int32_t group = i / tiling.columns;
         const int32_t plane = group / tiling.row_groups;
@@ -166,11 +111,13 @@ __global__ void __launch_bounds__(kThreads)
         const Position<Small> position = tile.position(problem, plane);
         T* y = problem.y.template plane<T>(position.image, position.channel) + problem.y.offset(output, Small::kRank);
         const Accumulator* from =
-            sums + (plane * height + group_begin * row_step) * width + tiling.lead + column * column_axis.stride;
+            buffer + (plane * height + group_begin) * width + tiling.lead + column * column_axis.stride;
         const int32_t divisor_of_column = depth_divisor * divisors_of_columns[column];
         for (int32_t row = group_begin; row < group_end; ++row) {
             Accumulator sum = from[0];
-            for (int32_t t = 1; t < taps; ++t) sum = reduction.combine(sum, from[t * column_axis.dilation]);
+            for (int32_t t = 1; t < column_axis.kernel; ++t) {
+                sum = reduction.combine(sum, from[t * column_axis.dilation]);
+            }
             const auto box = [&] {
                 Box<Small> data;
                 window_at(problem, output, data);
@@ -179,15 +126,13 @@ __global__ void __launch_bounds__(kThreads)
             const T* x = problem.x.template plane<const T>(position.image, position.channel);
             *y = finish_window(reduction, problem, box, x, sum, divisor_of_column * divisors_of_rows[row]);
             y += problem.y.strides[1];
-            from += row_step * width;
+            from += width;
             ++output[1];
         }
     }
 }
 
 // ---- The choice ----
-
-constexpr int64_t kSquaredTaps = 12;  // from so many on it is faster
 
 // The tile with the fewest inputs for all outputs; false if none fits into shared memory.
 template <class R>
@@ -198,18 +143,12 @@ bool choose_tiling(const Call& call, const Problem<Small>& problem, Tiling& tili
     constexpr int64_t lanes = kVectorLanes<T>;
     tiling.all_planes = problem.planes(call);
     tiling.depth = Divider<int32_t>(problem.axes[0].output);
-    tiling.squares_rows = rows.kernel >= kSquaredTaps;
-    tiling.squares_columns = columns.kernel >= kSquaredTaps;
     tiling.in_vectors = problem.x.strides[2] == 1 && columns.input % lanes == 0 && is_aligned(call.x.data) &&
                         problem.x.strides[1] % lanes == 0 && problem.x.strides[0] % lanes == 0 &&
                         problem.x.channel_stride % lanes == 0 && problem.x.image_stride % lanes == 0;
     if (tiling.in_vectors) tiling.lead = static_cast<int32_t>((lanes - columns.pad_begin % lanes) % lanes);
-    const int64_t buffers = tiling.squares_rows || tiling.squares_columns ? 3 : 1;
-    const double shared_limit = buffers == 3 ? kSharedBytes : kSharedBytes / 2;  // rather two blocks than one
+    constexpr double shared_limit = kSharedBytes / 2.0;  // rather two blocks than one
 
-    const auto reach = [](const auto& axis, int64_t outputs) {
-        return (outputs - 1) * axis.stride + int64_t{axis.kernel - 1} * axis.dilation + 1;
-    };
     const auto input_columns = [&](int64_t outputs) {
         const int64_t all = tiling.lead + reach(columns, outputs);
         return tiling.in_vectors ? ceil_div(all, lanes) * lanes : all;
@@ -218,8 +157,7 @@ bool choose_tiling(const Call& call, const Problem<Small>& problem, Tiling& tili
         return ceil_div((height + width) * static_cast<int64_t>(sizeof(int32_t)), kVectorBytes) * kVectorBytes;
     };
     const auto buffer_bytes = [&](int64_t height, int64_t width) {
-        const int64_t shared_rows = tiling.squares_rows ? reach(rows, height) : height;
-        return static_cast<double>(buffers * shared_rows) * static_cast<double>(input_columns(width)) *
+        return static_cast<double>(height) * static_cast<double>(input_columns(width)) *
                static_cast<double>(sizeof(typename R::Accumulator));
     };
     double best = std::numeric_limits<double>::infinity();
@@ -253,7 +191,6 @@ bool choose_tiling(const Call& call, const Problem<Small>& problem, Tiling& tili
     tiling.cut(rows.output, columns.output, best_height, best_width);
     tiling.row_groups = Divider<int32_t>(static_cast<int32_t>(ceil_div(best_height, kGroupRows)));
     tiling.divisor_bytes = static_cast<int32_t>(divisor_bytes(best_height, best_width));
-    tiling.input_rows = static_cast<int32_t>(reach(rows, best_height));
     tiling.input_columns = Divider<int32_t>(static_cast<int32_t>(input_columns(best_width)));
     return true;
 }
@@ -261,12 +198,11 @@ bool choose_tiling(const Call& call, const Problem<Small>& problem, Tiling& tili
 template <class R>
 bool forward_tiles(const Call& call, const Context& context) {
     Problem<Small> problem(call);
-    problem.number(call, &Problem<Small>::AxisType::output, 1);
     problem.make_rows_of_channels(call);
+    problem.number(call, &Problem<Small>::AxisType::output, 1);
     Tiling tiling;
     if (!choose_tiling<R>(call, problem, tiling)) return false;
-    const int64_t buffers = tiling.squares_rows || tiling.squares_columns ? 3 : 1;
-    const int64_t accumulators = buffers * tiling.planes * tiling.shared_rows() * tiling.input_columns;
+    const int64_t accumulators = int64_t{tiling.planes} * tiling.rows * tiling.input_columns;
     const int64_t shared_bytes =
         tiling.divisor_bytes + accumulators * static_cast<int64_t>(sizeof(typename R::Accumulator));
     launch(forward_tiles<R>, tiling.count(), shared_bytes, context.stream, problem, tiling);

@@ -1,4 +1,4 @@
-// Planes cut into tiles, one for each block.
+// Planes cut into tiles.
 #pragma once
 
 #include "problem.cuh"
@@ -23,6 +23,18 @@ struct Tiles {
 
     int64_t count() const { return ceil_div(all_planes, planes) * depth * tile_rows * tile_columns; }
 };
+
+// From the first tap of the first one to the last tap of the last one of so many windows side by side.
+template <class Integer>
+ONNXPOOL_HOST_DEVICE inline Integer reach(const DeviceAxis<int32_t>& axis, Integer windows) {
+    return (windows - 1) * axis.stride + Integer{axis.kernel - 1} * axis.dilation + 1;
+}
+
+// The first window that may cover an input, or one that follows it.
+__device__ inline int32_t first_covering_window(const DeviceAxis<int32_t>& axis, int32_t input) {
+    const int32_t before = input + axis.pad_begin - (axis.kernel - 1) * axis.dilation;
+    return before > 0 ? (before + axis.stride - 1) / axis.stride : 0;
+}
 
 // Where a tile lies.
 struct Tile {

@@ -43,6 +43,20 @@ constexpr bool is_max = R::kIndexed;
 template <class T>
 constexpr bool is_max<Max<T>> = true;
 
+// A datum that changes nothing.
+template <class R>
+__device__ inline typename R::Element outside_of([[maybe_unused]] const R& reduction) {
+    using T = typename R::Element;
+    using Limits = std::numeric_limits<comparable_t<T>>;
+    if constexpr (R::kInOrder) {
+        return static_cast<T>(reduction.parameters.x_zero_point);
+    } else if constexpr (is_sum<R>) {
+        return static_cast<T>(-comparable_t<T>(0));
+    } else {
+        return static_cast<T>(Limits::has_infinity ? -Limits::infinity() : Limits::lowest());
+    }
+}
+
 struct Nothing {};
 
 // The ranges of all axes: a window's taps, or the windows that cover an element.
@@ -228,43 +242,46 @@ __device__ inline void for_each_row_of_place(const Problem<Space>& problem, Posi
     for (; row < end && row < limit; ++row) visit();
 }
 
-// One place of the output for each thread, with kLanes channels side by side in memory.
+// Computes and writes the outputs at one place, kLanes channels side by side in memory.
+template <class R, class Space, int kLanes>
+__device__ inline void write_windows(const R& reduction, const Problem<Space>& problem, const Position<Space>& output) {
+    using T = typename R::Element;
+    const T* plane = problem.x.template plane<const T>(output.image, output.channel);
+    Box<Space> taps;
+    const auto divisor = window_at(problem, output.spatial, taps);
+    typename R::Accumulator accumulators[kLanes];
+    reduce_window(reduction, problem, taps, plane, accumulators);
+
+    T y[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+        y[lane] = finish_window(reduction, problem, [&] { return taps; }, plane + lane, accumulators[lane], divisor);
+    }
+    store(y,
+          problem.y.template plane<T>(output.image, output.channel) + problem.y.offset(output.spatial, problem.rank));
+    if constexpr (R::kIndexed) {
+        const int64_t first = output.image * problem.flat.image_stride + output.channel * problem.flat.channel_stride;
+        int64_t indices[kLanes];
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+            const int64_t index = accumulators[lane].index;
+            indices[lane] = index < 0 ? -1 : first + lane * problem.flat.channel_stride + index;
+        }
+        store(indices, problem.indices.template plane<int64_t>(output.image, output.channel) +
+                           problem.indices.offset(output.spatial, problem.rank));
+    }
+}
+
+// One place of the output for each thread.
 template <class R, class Space, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     forward_by_window(int64_t first_block, const __grid_constant__ Problem<Space> problem) {
-    using T = typename R::Element;
     const int64_t number = (first_block + blockIdx.x) * kThreads + threadIdx.x;
     if (number >= problem.places.count) return;
     const R reduction(problem.parameters);
     Position<Space> output = problem.places[number];
-    const T* plane = problem.x.template plane<const T>(output.image, output.channel);
-    for_each_row_of_place(problem, output, &DeviceAxis<typename Space::Index>::output, [&] {
-        Box<Space> taps;
-        const auto divisor = window_at(problem, output.spatial, taps);
-        typename R::Accumulator accumulators[kLanes];
-        reduce_window(reduction, problem, taps, plane, accumulators);
-
-        T y[kLanes];
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-            y[lane] =
-                finish_window(reduction, problem, [&] { return taps; }, plane + lane, accumulators[lane], divisor);
-        }
-        store(y, problem.y.template plane<T>(output.image, output.channel) +
-                     problem.y.offset(output.spatial, problem.rank));
-        if constexpr (R::kIndexed) {
-            const int64_t first =
-                output.image * problem.flat.image_stride + output.channel * problem.flat.channel_stride;
-            int64_t indices[kLanes];
-#pragma unroll
-            for (int lane = 0; lane < kLanes; ++lane) {
-                const int64_t index = accumulators[lane].index;
-                indices[lane] = index < 0 ? -1 : first + lane * problem.flat.channel_stride + index;
-            }
-            store(indices, problem.indices.template plane<int64_t>(output.image, output.channel) +
-                               problem.indices.offset(output.spatial, problem.rank));
-        }
-    });
+    for_each_row_of_place(problem, output, &DeviceAxis<typename Space::Index>::output,
+                          [&] { write_windows<R, Space, kLanes>(reduction, problem, output); });
 }
 
 }  // namespace onnxpool::cuda

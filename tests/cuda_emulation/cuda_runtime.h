@@ -77,6 +77,23 @@ T __shfl_down_sync(unsigned, T value, unsigned delta, int width = 32) {
     return emulation::from_lane(value, inside ? lane + delta : lane);
 }
 
+// The lanes that have the same value.
+template <class T>
+unsigned __match_any_sync(unsigned, T value) {
+    __builtin_memcpy(emulation::own_slot(), &value, sizeof(T));
+    emulation::wait_for_warp();
+    unsigned same = 0;
+    for (unsigned lane = 0, source = threadIdx.x / 32 * 32; lane < 32 && source < blockDim.x; ++lane, ++source) {
+        if (__builtin_memcmp(&value, emulation::slot_of(source), sizeof(T)) == 0) same |= 1u << lane;
+    }
+    return same;
+}
+inline int __any_sync(unsigned lanes, int predicate) {
+    const unsigned like_this = __match_any_sync(lanes, predicate != 0);
+    return predicate != 0 || like_this != ~0u;
+}
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
 template <class T>
 T atomicMax(T* address, T value) {
     const T before = *address;
