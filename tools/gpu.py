@@ -33,12 +33,6 @@ import harness  # noqa: E402
 TYPES = ("float32", "bfloat16", "float16")
 COMPILED = ("MaxPool 3x3 s2", "AveragePool 3x3 s2", "GlobalAveragePool, 64x256")  # compilers take seconds for each
 
-# The case table once, by way of every kernel: the sanitizers are slow.
-SANITIZED = [
-    *("tests/test_forward.py::test_values_and_layouts", "tests/test_forward.py::test_indices"),
-    *("tests/test_gradients.py::test_gradients_of_every_type", "tests/test_unpool.py::test_values_and_layouts"),
-]
-
 FOUND_BY_SANITIZER = re.compile(r"^=+ (ERROR|RACECHECK) SUMMARY: (?!0 )", re.MULTILINE)
 
 
@@ -78,8 +72,8 @@ def steps(options: argparse.Namespace) -> Iterator[Step]:
 
     uncached = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # so that each tensor has bounds of its own
     for tool in ("memcheck", "racecheck"):
-        sanitizer = ["compute-sanitizer", "--target-processes", "all", "--tool", tool] if on_gpu else []
-        yield Step(tool, [*sanitizer, *pytest, *workers, "-k", "float32 or uint8", *SANITIZED], 120, uncached)
+        watched = ["compute-sanitizer", "--tool", tool, "--kernel-name", "kns=onnxpool"] if on_gpu else []
+        yield Step(tool, [*watched, python, "tools/case_table.py", *device], 100, uncached)
 
     some = [word for text in COMPILED for word in ("--workload", text)]
     for direction in ("forward", "backward"):
