@@ -380,11 +380,11 @@ __global__ void __launch_bounds__(kThreads)
     const int32_t columns_left = columns.output - output.spatial[2];
     T* y = problem.y.template plane<T>(output.image, output.channel) + problem.y.offset(output.spatial, Small::kRank);
     int32_t column_divisors[P::kColumns];
-    bool has_data = true;  // in all columns
+    bool columns_have_data = true;
 #pragma unroll
     for (int j = 0; j < P::kColumns; ++j) {
         column_divisors[j] = j < columns_left ? columns.count(first_column + j * P::kStride) : 1;
-        has_data = has_data && column_divisors[j] > 0;
+        columns_have_data = columns_have_data && column_divisors[j] > 0;
     }
     uint32_t rare_rows = 0;
     int32_t row_divisor = -1;
@@ -394,7 +394,7 @@ __global__ void __launch_bounds__(kThreads)
         if (output.spatial[1] + i >= rows.output) break;
         const int32_t row_of_window = first_row + i * P::kRowStride;
         const int32_t own_row_divisor = rows.count(row_of_window);
-        bool is_plain = has_data && own_row_divisor > 0;
+        bool is_plain = columns_have_data && own_row_divisor > 0;
         T results[results_of_row];
         if constexpr (R::kIndexed) {
             int64_t indices[results_of_row];
