@@ -1,4 +1,4 @@
-"""The benchmarks run and write their files; what they measure is not judged here."""
+"""The benchmarks run and write their files; what they measure is not judged here. Another tool for GPUs runs, too."""
 
 from __future__ import annotations
 
@@ -37,3 +37,10 @@ def test_call_overhead(tmp_path):
     rows = json.loads((tmp_path / "call_overhead.json").read_text())["microseconds"]
     assert "GlobalLpPool" in rows
     assert "GlobalLpPool" in (tmp_path / "call_overhead.md").read_text()
+
+
+def test_case_table():
+    """What compute-sanitizer watches on a GPU runs without one as well."""
+    program = BENCHMARKS.parent / "tools" / "case_table.py"
+    finished = subprocess.run([sys.executable, program, "--device", "cpu"], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
