@@ -3,6 +3,8 @@ oracle: tensors large enough for blocks, tiles, vectors and their remainders, an
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,13 @@ def with_gaps(x: torch.Tensor) -> torch.Tensor:
     """Channels last, with unused elements behind every row."""
     large = x.new_zeros(x.shape[0], *x.shape[2:-1], x.shape[-1] + 1, x.shape[1])
     view = large[..., :-1, :].movedim(-1, 1)
+    view.copy_(x)
+    return view
+
+
+def with_gaps_between_rows(x: torch.Tensor) -> torch.Tensor:
+    large = x.new_zeros(*x.shape[:-1], x.shape[-1] + 1)
+    view = large[..., :-1]
     view.copy_(x)
     return view
 
@@ -109,10 +118,12 @@ WINDOWS = [
     ((2, 3, 9, 12), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
     ((2, 3, 9, 12), {"kernel_shape": [5, 5], "pads": [2, 2, 2, 2]}),
     ((3, 5, 64), {"kernel_shape": [2], "strides": [2]}),
+    ((3, 5, 64), {"kernel_shape": [2], "strides": [2], "pads": [1, 1]}),
     ((3, 5, 63), {"kernel_shape": [2], "strides": [2], "pads": [1, 0]}),
     ((3, 5, 64), {"kernel_shape": [3], "pads": [1, 1]}),
     ((2, 7, 61), {"kernel_shape": [3], "pads": [1, 1]}),
     ((2, 7, 62), {"kernel_shape": [3], "strides": [2], "pads": [1, 1]}),
+    ((2, 7, 64), {"kernel_shape": [3], "strides": [2], "pads": [0, 1]}),
     ((1, 2, 70, 300), {"kernel_shape": [20, 33], "strides": [1, 2], "pads": [9, 16, 10, 16]}),
     ((1, 3, 5, 30, 21), {"kernel_shape": [3, 10, 9], "strides": [1, 2, 1], "pads": [1, 4, 4, 1, 4, 4]}),
 ]
@@ -169,6 +180,15 @@ def check(case: Case, dtype: str, device: str, kinds: tuple[str, ...] = ("distin
 def test_planes(operator, shape, dtype, device):
     kinds = ("distinct", "special") if operator == "GlobalMaxPool" else ("distinct",)
     check(Case(operator, shape), dtype, device, kinds)
+
+
+@pytest.mark.parametrize(
+    ("operator", "dtype"), [*product(GLOBAL, FLOATS), *product(["QLinearGlobalAveragePool"], BYTES)]
+)
+def test_planes_with_gaps_between_rows(operator, dtype, device):
+    case = Case(operator, (2, 5, 6, 7), scalars=(0.25, 3, 0.03, 7))
+    x, *scalars = (to_tensor(array, device) for array in case.inputs(dtype))
+    assert_same(call(case, [with_gaps_between_rows(x), *scalars]), call(case, [x, *scalars]), "with gaps between rows")
 
 
 @pytest.mark.parametrize("dtype", FLOATS + BYTES)
