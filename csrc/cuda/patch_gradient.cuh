@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads, !kSeveralSlices && R::kDivides && P:
         if constexpr (P::kAligned) {
             const T* plane = grad_y_plane + (slice * problem.grad_y.strides[0] + first_window_column);
             [[maybe_unused]] const Neighbour* plane_beside =
-                beside_plane + (slice * beside.strides[0] + first_window_column);
+                beside_plane + (slice * beside.strides[0] + (has_neighbour ? first_window_column : 0));
 #pragma unroll
             for (int i = 0; i < P::kWindowRows; ++i) {
                 const int32_t row = clamp_to(first_window_row + i, rows.output);
