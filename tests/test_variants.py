@@ -124,7 +124,7 @@ WINDOWS = [
     ((2, 7, 61), {"kernel_shape": [3], "pads": [1, 1]}),
     ((2, 7, 62), {"kernel_shape": [3], "strides": [2], "pads": [1, 1]}),
     ((2, 7, 64), {"kernel_shape": [3], "strides": [2], "pads": [0, 1]}),
-    ((1, 2, 70, 300), {"kernel_shape": [20, 33], "strides": [1, 2], "pads": [9, 16, 10, 16]}),
+    ((1, 1, 37, 300), {"kernel_shape": [17, 33], "strides": [1, 2], "pads": [8, 16, 8, 16]}),
     ((1, 3, 5, 30, 21), {"kernel_shape": [3, 10, 9], "strides": [1, 2, 1], "pads": [1, 4, 4, 1, 4, 4]}),
 ]
 
