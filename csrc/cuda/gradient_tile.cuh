@@ -225,16 +225,11 @@ bool choose_gradient_tiling(const Call& call, const Problem<Small>& problem, Gra
     tiling.planes_innermost = call.channels_innermost;
     tiling.depth = Divider<int32_t>(depth.input);
 
-    // The most windows that may cover so many inputs side by side.
-    const auto covering = [](const DeviceAxis<int32_t>& axis, int64_t inputs) {
-        const int64_t reach = int64_t{axis.kernel - 1} * axis.dilation;
-        return std::min<int64_t>(axis.output, (inputs - 1 + reach) / axis.stride + 1);
-    };
     const auto kept_rows = [&](int64_t height) {
-        return R::kIndexed ? covering(depth, 1) * covering(rows, height) : height;
+        return R::kIndexed ? most_covering(depth, 1) * most_covering(rows, height) : height;
     };
     const auto bytes = [&](int64_t planes, int64_t height, int64_t width) {
-        const int64_t window_rows = covering(rows, height), window_columns = covering(columns, width);
+        const int64_t window_rows = most_covering(rows, height), window_columns = most_covering(columns, width);
         constexpr auto of_sum = static_cast<int64_t>(sizeof(Sum));
         return kept_rows(height) * planes * window_columns * (of_sum + (R::kIndexed ? sizeof(int32_t) : 0)) +
                (window_rows + window_columns) * of_sum + (height + width) * sizeof(RangeOf<int32_t>);
@@ -255,8 +250,9 @@ bool choose_gradient_tiling(const Call& call, const Problem<Small>& problem, Gra
             // Of a column of windows, beside what rows cost.
             constexpr double once = 12;
             const double along_columns =
-                static_cast<double>(covering(columns, width)) *
-                (once + static_cast<double>(R::kIndexed ? 4 * kept_rows(height) : height * (6 + covering(rows, 1))));
+                static_cast<double>(most_covering(columns, width)) *
+                (once +
+                 static_cast<double>(R::kIndexed ? 4 * kept_rows(height) : height * (6 + most_covering(rows, 1))));
             const double cost =
                 (along_columns / static_cast<double>(height * width) + once / static_cast<double>(height)) *
                 share(rows.input, height) * share(columns.input, width);
@@ -271,8 +267,8 @@ bool choose_gradient_tiling(const Call& call, const Problem<Small>& problem, Gra
     if (best_planes == 0) return false;
     tiling.planes = Divider<int32_t>(static_cast<int32_t>(best_planes));
     tiling.cut(rows.input, columns.input, best_height, best_width);
-    tiling.window_rows = static_cast<int32_t>(covering(rows, best_height));
-    tiling.window_columns = Divider<int32_t>(static_cast<int32_t>(covering(columns, best_width)));
+    tiling.window_rows = static_cast<int32_t>(most_covering(rows, best_height));
+    tiling.window_columns = Divider<int32_t>(static_cast<int32_t>(most_covering(columns, best_width)));
     tiling.kept_rows = static_cast<int32_t>(kept_rows(best_height));
     shared_bytes = bytes(best_planes, best_height, best_width);
     return true;

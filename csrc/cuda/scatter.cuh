@@ -128,17 +128,14 @@ void backward_scattered(const Call& call, const Context& context) {
     tiling.planes = Divider<int32_t>(kWarps);
     tiling.depth = Divider<int32_t>(depth.input);
     constexpr int64_t most = kSharedBytes / kWarps / static_cast<int64_t>(sizeof(Sum));
-    const auto covering = [](const DeviceAxis<int32_t>& axis, int64_t inputs) {
-        return static_cast<double>(
-            std::min<int64_t>(axis.output, (inputs - 1 + int64_t{axis.kernel - 1} * axis.dilation) / axis.stride + 1));
-    };
     double best = std::numeric_limits<double>::infinity();
     int64_t best_height = 0, best_width = 0;
     for (int64_t limit = 8; limit <= most; limit += 8) {
         const int64_t width = std::min<int64_t>(columns.input, limit);
         const int64_t height = std::min<int64_t>(rows.input, most / width);
-        const double steps = std::ceil(covering(columns, width) / kWarpThreads) * covering(rows, height) + 16;
-        const double cost = steps * static_cast<double>(ceil_div(columns.input, width) * ceil_div(rows.input, height));
+        const int64_t steps = ceil_div(most_covering(columns, width), kWarpThreads) * most_covering(rows, height) + 16;
+        const double cost = static_cast<double>(steps) *
+                            static_cast<double>(ceil_div(columns.input, width) * ceil_div(rows.input, height));
         if (cost < best) {
             best = cost;
             best_height = height;

@@ -133,12 +133,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     const int32_t inside = end > begin && slices.count > 0 ? end - begin : 0;
     const int32_t input_width = tiling.planes_innermost ? tile.planes : inside;
     for (int32_t i = threadIdx.x; i < kRun * tiling.pitch; i += kThreads) kept[i] = reduction.identity();
-    for (int32_t i = threadIdx.x; i < tiling.rows + tiling.columns; i += kThreads) {
-        const bool is_row = i < tiling.rows;
-        const int32_t number = is_row ? tile.first_row + i : tile.first_column + i - tiling.rows;
-        const auto& axis = problem.axes[is_row ? 1 : 2];
-        row_divisors[i] = number < axis.output ? counted_taps(axis, number, problem.parameters.divisor) : 0;
-    }
+    fill_divisors(problem, tiling, tile, row_divisors);
     // A run along a row. Planes that lie side by side come first, then rows: their elements are in different banks.
     int32_t rest = threadIdx.x;
     const auto take = [&](int32_t radix) {

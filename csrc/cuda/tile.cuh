@@ -40,15 +40,8 @@ __global__ void __launch_bounds__(kThreads)
     auto* const divisors_of_columns = divisors_of_rows + tiling.rows;
     auto* const buffer = reinterpret_cast<Accumulator*>(shared<char>() + tiling.divisor_bytes);
 
-    // ---- The factors of divisors ----
-    const Divisor divisor = problem.parameters.divisor;
-    for (int32_t i = threadIdx.x; i < tiling.rows + tiling.columns; i += kThreads) {
-        const bool is_row = i < tiling.rows;
-        const int32_t output = is_row ? first_row + i : first_column + i - tiling.rows;
-        const auto& axis = is_row ? row_axis : column_axis;
-        divisors_of_rows[i] = output < axis.output ? counted_taps(axis, output, divisor) : 0;
-    }
-    const int32_t depth_divisor = counted_taps(problem.axes[0], depth, divisor);
+    fill_divisors(problem, tiling, tile, divisors_of_rows);
+    const int32_t depth_divisor = counted_taps(problem.axes[0], depth, problem.parameters.divisor);
 
     // ---- Along the columns, into shared memory ----
     const auto depth_taps = data_taps(problem.axes[0], depth);

@@ -36,6 +36,11 @@ __device__ inline int32_t first_covering_window(const DeviceAxis<int32_t>& axis,
     return before > 0 ? (before + axis.stride - 1) / axis.stride : 0;
 }
 
+// The most windows that may cover so many inputs side by side.
+inline int64_t most_covering(const DeviceAxis<int32_t>& axis, int64_t inputs) {
+    return std::min<int64_t>(axis.output, (inputs - 1 + reach<int64_t>(axis, 1) - 1) / axis.stride + 1);
+}
+
 // Where a tile lies.
 struct Tile {
     int32_t first_column, first_row, depth;
@@ -64,5 +69,15 @@ struct Tile {
         return {image, first_plane + plane - image * channels.value, {}};
     }
 };
+
+// The factors of what the windows of a tile of outputs divide by: those of its rows, then those of its columns.
+__device__ inline void fill_divisors(const Problem<Small>& problem, const Tiles& tiles, const Tile& tile, int32_t* to) {
+    for (int32_t i = threadIdx.x; i < tiles.rows + tiles.columns; i += kThreads) {
+        const bool is_row = i < tiles.rows;
+        const int32_t output = is_row ? tile.first_row + i : tile.first_column + i - tiles.rows;
+        const auto& axis = problem.axes[is_row ? 1 : 2];
+        to[i] = output < axis.output ? counted_taps(axis, output, problem.parameters.divisor) : 0;
+    }
+}
 
 }  // namespace onnxpool::cuda
