@@ -32,7 +32,7 @@ void take_every(int64_t step, const A* source, A* target, int64_t size) {
 }
 
 // How many powers of two there are up to `taps`.
-inline int levels_of(int64_t taps) {
+constexpr int levels_of(int64_t taps) {
     int levels = 1;
     while (taps >> levels) ++levels;
     return levels;
@@ -56,15 +56,69 @@ inline void for_each_piece(const Range& taps, const Use& use) {
 template <class R>
 constexpr bool kMayOverlap = std::is_base_of_v<Largest<typename R::Accumulator>, R>;
 
-// Level l holds at position i the reduction of the 2^l taps from i on, `step` apart. Of `count` levels, each with room
-// for level_size accumulators, all but the first are built, as far as those of the first one go.
+// The lanes of first and second together that begin with number kBy of them.
+template <int kBy, class V, int... i>
+inline V shifted(V first, V second, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(first, second, (kBy + i)...);
+}
+template <int kBy, class V>
+inline V shifted(V first, V second) {
+    return shifted<kBy>(first, second, std::make_integer_sequence<int, lanes_of<V>>());
+}
+
+// Level l holds at position i the reduction of the 2^l taps from i on, `step` apart: of the level below, what is there
+// and what is half as many taps further on. Each has room for level_size accumulators. What is built of them reaches as
+// far as the first one, of `size`, allows, where it is needed: `needed` has one bit for each level.
+
+// Levels 1 ... kLevels, for taps next to each other and whole vectors, in one pass: two vectors of the level below are
+// shifted in registers. To read what has just been stored, from where no vector begins, would cost more.
+template <int kLevels, class Combiner>
+void build_low_levels(const Combiner& combiner, typename Combiner::Accumulator* levels, int64_t level_size,
+                      int64_t size, uint64_t needed) {
+    constexpr int lanes = kLanes<typename Combiner::Accumulator>;
+    using V = Vector<typename Combiner::Accumulator, lanes>;
+    const int64_t vectors = size / lanes;
+    V before[kLevels]{};  // of each level but the highest, the vector that came last
+    // A level is one vector behind the one below, whose next one it waits for.
+    const auto advance = [&](int64_t vector, auto is_inside) {
+        V next{};
+        if (is_inside || vector < vectors) next = load<lanes>(levels + vector * lanes);
+        for_each_of<kLevels>([&](auto below) {
+            constexpr int level = below + 1;
+            const V made = combiner.combine(before[below], shifted<(1 << below)>(before[below], next));
+            before[below] = next;
+            next = made;
+            const int64_t place = vector - level;
+            if ((needed >> level & 1) == 0 || !(is_inside || (place >= 0 && place < vectors))) return;
+            store(levels + level * level_size + place * lanes, made);
+        });
+    };
+    int64_t vector = 0;
+    for (; vector < std::min<int64_t>(kLevels, vectors); ++vector) advance(vector, std::false_type());
+    for (; vector < vectors; ++vector) advance(vector, std::true_type());
+    for (; vector < vectors + kLevels; ++vector) advance(vector, std::false_type());
+}
+
+// All levels of `count` but the first one.
 template <class Combiner>
 void build_levels(const Combiner& combiner, typename Combiner::Accumulator* levels, int64_t count, int64_t level_size,
-                  int64_t size, int64_t step) {
-    constexpr int lanes = kLanes<typename Combiner::Accumulator>;
-    for (int64_t level = 1; level < count; ++level) {
-        const auto* below = levels + (level - 1) * level_size;
-        auto* target = levels + level * level_size;
+                  int64_t size, int64_t step, uint64_t needed) {
+    using Accumulator = typename Combiner::Accumulator;
+    constexpr int lanes = kLanes<Accumulator>;
+    constexpr int fewest = 3, most = levels_of(lanes);  // low levels: windows that share taps have as many
+    int64_t level = 1;
+    if constexpr (most >= fewest && sizeof(Accumulator) >= 4) {  // smaller numbers are shifted by many instructions
+        if (step == 1 && count > fewest && size % lanes == 0) {
+            const int64_t low = std::min<int64_t>(count - 1, most);
+            if (low + 1 < count) needed |= uint64_t{1} << low;  // by the next one
+            with_number<fewest, most>(
+                low, [&](auto low) { build_low_levels<low>(combiner, levels, level_size, size, needed); });
+            level = low + 1;
+        }
+    }
+    for (; level < count; ++level) {
+        const Accumulator* below = levels + (level - 1) * level_size;
+        Accumulator* target = levels + level * level_size;
         const int64_t half = step << (level - 1);
         in_vectors<lanes>(size - 2 * half + step, [&](int64_t i, auto n) {
             store(target + i, combiner.combine(load<n>(below + i), load<n>(below + i + half)));
@@ -106,7 +160,10 @@ public:
             places_.emplace_back(number, position / axis.stride);
         };
         if (level_count_ > 1) {
-            for_each_piece<kMayOverlap<R>>(window, add);
+            for_each_piece<kMayOverlap<R>>(window, [&](int64_t level, int64_t position) {
+                needed_levels_ |= uint64_t{1} << level;
+                add(level, position);
+            });
         } else {
             for (int64_t j = 0; j < axis.kernel; ++j) add(0, j * axis.dilation);
         }
@@ -125,7 +182,12 @@ public:
     // or what takes them from here. Rows are all given in the same way.
     void take(int64_t row, const Accumulator* x) {
         if (!takes_phases_together_) {
-            std::copy_n(x, axis_.input, data(row));
+            const int64_t most = kForeseesRuns ? axis_.input : kAskedTogether<Accumulator>;
+            for (int64_t i = 0; i < axis_.input; i += most) {
+                const int64_t size = std::min(most, axis_.input - i);
+                if (!kForeseesRuns) prefetch_ahead(x + i, size);
+                std::copy_n(x + i, size, data(row) + i);
+            }
             return;
         }
         are_in_phases_ = true;
@@ -152,7 +214,7 @@ public:
     // To be called when the first `rows` of them are there,
     void prepare(int64_t rows) {
         build_levels(combiner_of(reduction_), padded_.data(), level_count_, capacity_ * size_, rows * size_,
-                     axis_.dilation);
+                     axis_.dilation, needed_levels_);
         if (are_in_phases_) return;
         if (takes_phases_together_) return take_phases(padded_.data(), rows * (size_ / axis_.stride), phases_.data());
         for (size_t i = 0; i < sources_.size() && axis_.stride > 1; ++i) {
@@ -193,6 +255,7 @@ private:
     const int64_t capacity_;            // rows
     int64_t current_row_ = 0;           // asked for last
     Buffer<Accumulator> padded_, phases_;
+    uint64_t needed_levels_ = 0;                       // one bit for each
     std::vector<int64_t> sources_;                     // where phases begin in padded_
     std::vector<std::pair<int64_t, int64_t>> places_;  // of pieces: number of the phase, position in it
     std::vector<const Accumulator*> taps_;             // of the current row
