@@ -116,9 +116,11 @@ AlongRow along_row(const Axis& axis) {
 // Whether rows that follow each other are worth it, for accumulators of this size, but for packed planes.
 template <bool kCoverings>
 bool fits_flat_rows(const Geometry& geometry, int64_t accumulator_size, int64_t most_taps = 1 << 12) {
-    constexpr int64_t least_lanes = 4, long_row = 1024;  // which costs less to combine with gaps than phase by phase
+    constexpr int64_t least_lanes = 4, long_row = 1024;
     const Axis& axis = geometry.axes[geometry.rank - 1];
-    const int64_t most_phases = kCoverings && axis.input <= long_row ? kMostResultPhases : kMostPhases;
+    // Elements of long rows that one window covers, if any, cost less to combine with gaps than phase by phase.
+    const bool are_phases_dear = accumulator_size > 4 && axis.input > long_row && axis.kernel <= axis.stride;
+    const int64_t most_phases = kCoverings && !are_phases_dear ? kMostResultPhases : kMostPhases;
     if (ONNXPOOL_VECTOR_BYTES < least_lanes * accumulator_size || axis.stride > most_phases ||
         row_reach(axis) > 2 * (axis.input + axis.output) + 64 || !has_few_rows(geometry)) {
         return false;
