@@ -220,16 +220,17 @@ __attribute__((flatten)) inline void combine_windows_of(const Combiner& combiner
     const int64_t column_step = windows.column_step, count = windows.count, step = windows.step;
     using Source = typename Take::Source;
     constexpr bool is_in_memory = kRows != 1 || !std::is_same_v<Take, AsItIs<Source>>;
+    const int64_t new_rows = row_count == 4 ? 4 : 2;  // four of them are mostly windows of 2x2x2 or 4x1, all new
     const int64_t ahead = kRows == 1 ? std::max<int64_t>(16384 / sizeof(Source), step) : 4096 / sizeof(Source);
     for (int64_t window = 0; window < count; ++window) {
         const auto put = put_of(window);
         in_whole_vectors<kCount>(lanes, [&](int64_t i, auto n) {
-            // Of what is read in place, the last two rows, and of their columns those that the window before did not
-            // have, come from memory: one row is asked for the next window at least, which may be far away.
+            // Of what is read in place, new rows, and of their columns those that the window before did not have, come
+            // from memory: one row is asked for the next window at least, which may be far away.
             const auto column_at = [&](int64_t place, bool is_new) {
                 const auto element = [&](int64_t row) {
                     const auto* source = (kRows > 0 ? kept[kRows > 0 ? row : 0] : windows.rows[row]) + place;
-                    if (is_in_memory && is_new && row >= row_count - 2) look_ahead<0>(source + ahead);
+                    if (is_in_memory && is_new && row >= row_count - new_rows) look_ahead<0>(source + ahead);
                     return take(load<n>(source), row);
                 };
                 auto sum = element(0);
