@@ -75,6 +75,7 @@ private:
     struct Tap {
         int64_t offset;
         Position position;
+        bool is_new;  // to windows that follow: what they look at there comes from memory
     };
 
     void find_taps(const Range* taps) {
@@ -82,11 +83,17 @@ private:
         taps_.clear();
         for_each_row<2>(
             taps, last_ + 1, {call_.x.strides + 2, call_.index_strides + 2},
-            [&](const int64_t (&offsets)[2], const int64_t*) {
+            [&](const int64_t (&offsets)[2], const int64_t* outer) {
+                bool is_new = true;
+                for (int a = 0; a < last_; ++a) {
+                    const int64_t last = taps[a].begin + (taps[a].count - 1) * taps[a].step;
+                    is_new &= last - outer[a] < call_.geometry.axes[a].stride;
+                }
                 for (int64_t i = 0; i < along.count; ++i) {
                     const int64_t column = i * along.step;
                     taps_.push_back({offsets[0] + column * call_.x.strides[2 + last_],
-                                     static_cast<Position>(offsets[1] + column * call_.index_strides[2 + last_])});
+                                     static_cast<Position>(offsets[1] + column * call_.index_strides[2 + last_]),
+                                     is_new && (along.count - 1) * along.step - column < call_.geometry.axes[last_].stride});
                 }
             });
     }
@@ -97,20 +104,23 @@ private:
         Position* const positions = positions_.data();
         int64_t done = 0;
         const auto find = [&](auto count, auto vector) {
-            const auto load_value = [&](const T* element) { return reduction_.lift(load<vector>(element)); };
-            using V = decltype(load_value(x));
+            const auto load_value = [&](const T* element, bool is_new) {
+                if (is_new) look_ahead<4096>(element);
+                return reduction_.lift(load<vector>(element));
+            };
+            using V = decltype(load_value(x, false));
             using Positions = with_numbers_t<Position, V>;
             V largest[count];
             Positions found[count];
             const T* const source = x + done;
             for (int v = 0; v < count; ++v) {
-                largest[v] = load_value(source + first->offset + v * vector);
+                largest[v] = load_value(source + first->offset + v * vector, first->is_new);
                 found[v] = filled<Positions>(first->position);
             }
             for (const Tap* tap = first + 1; tap != end; ++tap) {
                 const auto position = filled<Positions>(tap->position);
                 for (int v = 0; v < count; ++v) {
-                    const V value = load_value(source + tap->offset + v * vector);
+                    const V value = load_value(source + tap->offset + v * vector, tap->is_new);
                     const auto takes_place = (largest[v] == largest[v]) & !(largest[v] >= value);
                     largest[v] = takes_place ? value : largest[v];
                     found[v] = takes_place ? position : found[v];
