@@ -396,10 +396,18 @@ struct AxisTable {
     // For gradients: the windows that cover each element.
     static AxisTable of_coverings(const Axis& axis) {
         AxisTable table(axis.output, axis.input, 1, axis.stride);
+        // Between these, the elements a stride apart have the same windows but for one step; divisions would cost more.
+        const int64_t first_inside = window_reach(axis) - axis.pad_begin + axis.stride;
+        const int64_t end_inside = axis.output * axis.stride - axis.pad_begin;
         int64_t most = 0;
         for (int64_t input = 0; input < axis.input; ++input) {
             Range& windows = table.taps[input];
-            windows = covering_windows(axis, input);
+            if (input >= std::max(first_inside, axis.stride) && input < end_inside) {
+                const Range& before = table.taps[input - axis.stride];
+                windows = {before.begin + (before.count > 0), before.count, before.step};
+            } else {
+                windows = covering_windows(axis, input);
+            }
             table.factors[input] = windows.count > 0;
             if (windows.count > 1) table.step = windows.step;
             most = std::max(most, windows.count);
