@@ -175,7 +175,7 @@ Task plan_window(const Call& call) {
               elements_per_row(call, geometry.axes[geometry.rank - 1].output)};
     if constexpr (!R::kIndexed) {
         if (call.channels_innermost && call.y.strides[1] == 1) {
-            if constexpr (!R::kInOrder && !is_keyed<R>) {
+            if constexpr (!R::kInOrder) {
                 const std::vector<AxisTable> tables = axis_tables(call);
                 if (is_separable<R>(tables)) {
                     const auto blocks = ChannelBlocks::axis_by_axis<typename R::Accumulator>(call, tables);
@@ -227,11 +227,23 @@ struct WideSums<Average<T>> {
     using type = Average<T, wide_accumulator_t<T>>;
 };
 
-// Whether maxima with Indices are found window by window, for channels that are next to each other: where windows are
-// small and channels fill vectors, or there are no keys.
+// Whether maxima with Indices are found as keys because windows share what they have in common: then each costs the
+// same, however large it is.
 template <class T>
-bool has_lane_maxima(const Call& call) {
-    constexpr double most_taps = 49;
+bool has_shared_keys(const Call& call) {
+    if constexpr (std::is_same_v<T, double>) {
+        return false;  // there are no keys
+    } else {
+        const std::vector<AxisTable> tables = axis_tables(call);
+        return (tables.back().windows_share || is_separable<KeyedMax<T>>(tables)) && can_be_keyed<T>(call);
+    }
+}
+
+// Whether they are found window by window, for channels that are next to each other: where windows are small and
+// channels fill vectors, or there are no keys.
+template <class T>
+bool has_lane_maxima(const Call& call, bool shares_keys) {
+    const double most_taps = shares_keys ? 20 : 49;
     constexpr int64_t few_channels = 8;
     if (!call.channels_innermost || call.y.strides[1] != 1 || call.indices.strides[1] != 1) return false;
     const Geometry& geometry = call.geometry;
@@ -239,11 +251,11 @@ bool has_lane_maxima(const Call& call) {
                                          !spans_plane(geometry) && has_positions_of_32_bits(geometry));
 }
 
-// Whether maxima with Indices are found along rows that follow each other, and then of the rows.
+// Whether they are found along rows that follow each other, and then of the rows.
 template <class T>
 bool has_flat_maxima(const Call& call) {
     using Accumulator = typename ComparedMax<T>::Accumulator;
-    constexpr double most_rows = 32;        // of a window: keys share what more of them have in common
+    constexpr double most_rows = 32;        // of a window
     constexpr int64_t most_taps = 1 << 13;  // of results: only where rows follow each other are all of them looked up
     const Geometry& geometry = call.geometry;
     const double rows = taps_of_window(geometry) / static_cast<double>(geometry.axes[geometry.rank - 1].kernel);
@@ -268,11 +280,14 @@ Task plan_forward_of(const Call& call) {
     if (const Task task = plan_few_channels<R, false, plan_forward_of<R>>(call); task.run) return task;
     if (const Task task = plan_segments<T, false, plan_forward_of<R>>(call); task.run) return task;
     if constexpr (R::kIndexed) {
-        if (has_lane_maxima<T>(call)) {
+        const bool shares_keys = has_shared_keys<T>(call);
+        if (has_lane_maxima<T>(call, shares_keys)) {
             return {forward_lane_maxima<T>, count_rows(call, output_size),
                     elements_per_row(call, call.geometry.axes[call.geometry.rank - 1].output)};
         }
-        if (has_flat_maxima<T>(call)) return plan_flat_rows<ComparedMax<T>>(call, forward_flat_maxima<T>);
+        if (!shares_keys && has_flat_maxima<T>(call)) {
+            return plan_flat_rows<ComparedMax<T>>(call, forward_flat_maxima<T>);
+        }
         if constexpr (!std::is_same_v<T, double>) {
             if (can_be_keyed<T>(call)) return plan_forward_of<KeyedMax<T>>(call);
         }

@@ -68,6 +68,16 @@ private:
     }
 };
 
+// The largest of keys that are there already, as a reduction.
+template <class A>
+struct LargestKey : Largest<A> {
+    using Element = A;
+    template <class V>
+    V lift(V key) const {
+        return key;
+    }
+};
+
 // Maxima of half-precision numbers as those of 16-bit integers, which a vector holds twice as many of as of float32:
 // elements are the numbers' bits. Of both zeros, +0 is the larger one.
 template <class T>

@@ -158,7 +158,7 @@ public:
                            axis_.input),
           is_separable_(is_separable<R>(tables_)),
           position_strides_(position_strides),
-          outer_reduction_(reduction, tables_, is_separable_ ? rank_ - 1 : 0) {
+          outer_axes_(outer_axes(reduction, tables_, is_separable_, position_strides)) {
         if constexpr (is_dear<R>) {
             if (!is_separable_) lifted_.emplace(reduction, tables_);  // otherwise each is lifted once anyway
         }
@@ -177,14 +177,14 @@ public:
         // Where several rows are new at a time, they are asked for little by little.
         room_ = columns_in(new_rows_ == 1 ? kRowBufferBytes : kRowBufferBytes / 4);
         turns_ = columns_in(kRowBufferBytes / 2) / axis_.period;
-        if (is_separable_) outer_reduction_.set_plane(x_strides, lanes);
+        if (is_separable_) outer_axes_.set_plane(x_strides, lanes);
         if (lifted_) lifted_->forget(lanes);
     }
 
     // Whether axes are reduced one after the other: then so many positions of the first one, for so many lanes, are
     // looked at together.
     bool reduces_axis_by_axis() const { return is_separable_; }
-    int64_t positions_together(int64_t lanes) const { return outer_reduction_.positions_together(lanes); }
+    int64_t positions_together(int64_t lanes) const { return outer_axes_.positions_together(lanes); }
 
     // The row at the coordinates `outer` along all spatial axes but the last, the row_index-th of the plane.
     template <class Target>
@@ -204,7 +204,7 @@ public:
         set_divisors(factor);
         const int64_t x_step = x_strides_[rank_ - 1];
         if (is_separable_) {
-            const Accumulator* row = outer_reduction_.row(row_index, data);
+            const Accumulator* row = outer_axes_.row(row_index, data);
             return along_row(&row, 1, lanes_, AsItIs<Accumulator>(), target);
         }
         if constexpr (R::kInOrder) {
@@ -339,8 +339,9 @@ private:
     // times.
     template <class Take>
     bool is_in_place(int64_t rows, int64_t columns) const {
-        if (is_keyed<R>) return false;
-        const bool are_dear = is_norm<R> && !std::is_same_v<typename Take::Source, Accumulator>;
+        constexpr bool are_lifted = std::is_same_v<Take, AsItIs<Accumulator>>;
+        if (is_keyed<R> && !are_lifted) return false;
+        const bool are_dear = is_norm<R> && !are_lifted;
         if (are_dear && (columns_overlap_ || rows > new_rows_)) return false;
         return rows == 1 || (new_rows_ > 1 && rows * columns <= kMostTapsInPlace);
     }
@@ -458,7 +459,7 @@ private:
     const bool columns_overlap_;  // those of different windows
     const bool is_separable_;
     const int64_t* const position_strides_;
-    AxisByAxis<R> outer_reduction_;
+    OuterAxes<R> outer_axes_;
     std::optional<WindowsOf<R>> overlapping_;  // along the last axis
     std::optional<LiftedRows<R>> lifted_;
 
@@ -540,7 +541,7 @@ void forward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
     const Geometry& geometry = call.geometry;
     const int64_t y_step = call.y.strides[1 + geometry.rank];
     const std::vector<AxisTable> tables = axis_tables(call);
-    LaneRows<R> rows(reduction, tables);
+    LaneRows<R> rows(reduction, tables, position_strides<R>(call));
     const auto blocks = ChannelBlocks::axis_by_axis<typename R::Accumulator>(call, tables);
     const bool streams = is_streamed<T>(call, call.y, blocks.lanes);
     int64_t plane = -1;
@@ -549,12 +550,14 @@ void forward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
         const T* x = plane_at<const T>(call.x, unit.image, unit.channel);
         T* y = plane_at<T>(call.y, unit.image, unit.channel);
         if (unit.plane != std::exchange(plane, unit.plane)) rows.set_lanes(x, call.x.strides + 2, unit.lanes);
+        int64_t* indices = is_keyed<R> ? plane_at<int64_t>(call.indices, unit.image, unit.channel) : nullptr;
         for_each_row_of_slices<1>(
             geometry, output_size, unit.positions, {call.y.strides + 2},
             [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[1]) {
                 T* y_row = y + offsets[0];
                 rows.compute(outer, row,
-                             results_of(reduction, call, y_row, y_step, nullptr, unit.image, unit.channel, streams));
+                             results_of(reduction, call, y_row, y_step, indices + offsets[0], unit.image, unit.channel,
+                                        streams));
                 if constexpr (may_leave_range<R>) {
                     rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
                         y_row[output * y_step + lane] = rescaled_norm<T>(call, taps, x + lane);

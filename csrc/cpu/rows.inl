@@ -277,7 +277,7 @@ public:
           axis_(axis),
           last_(static_cast<int>(tables_.size()) - 1),
           is_separable_(is_separable<R>(tables_)),
-          outer_reduction_(reduction, tables_, is_separable_ ? last_ : 0),
+          outer_axes_(outer_axes(reduction, tables_, is_separable_, position_strides)),
           padded_(reduction, axis_, tables_[last_], rows),
           sums_(axis.output),
           prefetched_(kForeseesRuns && last_ == 0 ? 0 : elements_per_output_row(tables_)),
@@ -293,7 +293,7 @@ public:
     void set_plane(const T* x, const int64_t* strides) {
         x_ = x;
         strides_ = strides;
-        if (is_separable_) outer_reduction_.set_plane(strides, 1);
+        if (is_separable_) outer_axes_.set_plane(strides, 1);
         if (lifted_) lifted_->forget(1);
     }
 
@@ -301,7 +301,7 @@ public:
     void add(const int64_t* outer, int64_t row_index) {
         const int64_t number = count_++;
         if (is_separable_) {
-            return padded_.take(number, outer_reduction_.row(row_index, [&](int64_t, int64_t) { return x_; }));
+            return padded_.take(number, outer_axes_.row(row_index, [&](int64_t, int64_t) { return x_; }));
         }
         if constexpr (lifts_nothing<R>) {
             if (last_ == 0) return padded_.take(number, x_);
@@ -362,7 +362,7 @@ private:
     const Axis axis_;  // the last one
     const int last_;
     const bool is_separable_;
-    AxisByAxis<R> outer_reduction_;
+    OuterAxes<R> outer_axes_;
     std::optional<LiftedRows<R>> lifted_;
     PaddedRows<R> padded_;
     Buffer<Accumulator> sums_;

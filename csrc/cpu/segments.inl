@@ -50,19 +50,18 @@ struct Segments {
     int64_t count = 0;  // of those between; none where the axis is short, or windows are not short in comparison
     int64_t windows_apart = 0;
 
-    // Segments begin at a multiple of so many results, whatever their type: where lines of memory do, if rows do so.
-    static constexpr int64_t kLine = 64;
-
     Segments() = default;
 
     // Of at least so many elements.
     Segments(const Axis& axis, int64_t least, bool of_windows) {
         constexpr int64_t reaches = 8;  // so that little is read twice
+        // Segments begin at multiples of so many results: where lines of memory do, whatever their type, if rows do.
+        const int64_t line = std::clamp<int64_t>(ONNXPOOL_SEGMENT / 4, 1, 64);
         const int64_t reach = window_reach(axis);
         if (axis.input < 2 * least || axis.input <= reach) return;
-        windows_apart = ceil_div(std::max(least, reaches * reach), axis.stride * kLine) * kLine;
+        windows_apart = ceil_div(std::max(least, reaches * reach), axis.stride * line) * line;
         // Windows are full where segments begin, and the last one has as many of them as the others.
-        const int64_t begin = ceil_div(axis.pad_begin, axis.stride * kLine) * kLine + windows_apart;
+        const int64_t begin = ceil_div(axis.pad_begin, axis.stride * line) * line + windows_apart;
         const int64_t full = std::min(axis.output, (axis.input - 1 - reach + axis.pad_begin) / axis.stride + 1);
         if (full < begin + 3 * windows_apart) return;
         count = (full - begin) / windows_apart - 1;
@@ -71,7 +70,7 @@ struct Segments {
             return of_windows ? Segment::of_windows(axis, from, to) : Segment::of_elements(axis, from, to);
         };
         const auto at = [&](int64_t window) {  // the result where this one begins
-            return of_windows ? window : window * axis.stride - axis.pad_begin / kLine * kLine;
+            return of_windows ? window : window * axis.stride - axis.pad_begin / line * line;
         };
         first = segment(0, at(begin));
         between = segment(at(begin), at(begin + windows_apart));

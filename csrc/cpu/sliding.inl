@@ -11,7 +11,7 @@ inline int64_t most_taps(const AxisTable& table) {
 // Whether axes are reduced one after the other, rather than all outer ones at once.
 template <class R>
 bool is_separable(const std::vector<AxisTable>& tables) {
-    if (R::kInOrder || is_keyed<R>) return false;
+    if (R::kInOrder) return false;
     double taps = 1;
     for (size_t a = 0; a + 1 < tables.size(); ++a) {
         taps *= static_cast<double>(most_taps(tables[a]));
@@ -425,3 +425,101 @@ private:
     Buffer<Accumulator> source_, target_, lifted_;
     std::vector<const Accumulator*> pieces_;
 };
+
+// The same for keys. Those of elements are made first, since only whole ones know where they are.
+template <class R>
+class KeysByAxis {
+public:
+    using T = typename R::Element;
+    using Accumulator = typename R::Accumulator;
+
+    // Positions are counted with these strides.
+    KeysByAxis(const R& reduction, const std::vector<AxisTable>& tables, int reduced_axes,
+               const int64_t* position_strides)
+        : reduction_(reduction),
+          tables_(tables),
+          last_(static_cast<int>(tables.size()) - 1),
+          position_strides_(position_strides),
+          keys_by_axis_(largest_, tables, reduced_axes) {}
+
+    KeysByAxis(const KeysByAxis&) = delete;  // refers to itself
+
+    // As in AxisByAxis.
+    void set_plane(const int64_t* strides, int64_t lanes) {
+        strides_ = strides;
+        lanes_ = lanes;
+        int64_t size = lanes;
+        for (int a = last_; a >= 0; --a) {
+            dense_[a] = size;
+            size *= a == 0 ? positions_together(lanes) : tables_[a].input;
+        }
+        keys_.resize(std::max<size_t>(keys_.size(), size));
+        keys_by_axis_.set_plane(dense_, lanes);
+    }
+
+    template <class Data>
+    const Accumulator* row(int64_t row_index, const Data& data) {
+        return keys_by_axis_.row(row_index, [&](int64_t begin, int64_t end) {
+            Accumulator* const plane = keys_.data() - begin * dense_[0];
+            lift(data(begin, end), {begin, end - begin, 1}, plane);
+            return plane;
+        });
+    }
+
+    int64_t positions_together(int64_t lanes) const { return keys_by_axis_.positions_together(lanes); }
+
+private:
+    void lift(const T* plane, const Range& slices, Accumulator* keys) const {
+        Range all[kMaxSpatialRank];
+        for (int a = 0; a < last_; ++a) all[a] = a == 0 ? slices : Range{0, tables_[a].input, 1};
+        all[last_] = {0, 1, 1};
+        const int64_t columns = tables_[last_].input;
+        for_each_row<3>(all, last_ + 1, {strides_, dense_, position_strides_},
+                        [&](const int64_t (&offsets)[3], const int64_t*) {
+                            const T* x = plane + offsets[0];
+                            Accumulator* target = keys + offsets[1];
+                            if (lanes_ == 1 && strides_[last_] == 1) return lift_row(x, columns, offsets[2], 1, target);
+                            for (int64_t column = 0; column < columns; ++column) {
+                                lift_row(x, lanes_, offsets[2] + column, 0, target);
+                                x += strides_[last_];
+                                target += lanes_;
+                            }
+                        });
+    }
+
+    // Neighbours in memory, at positions that are one step apart, or none.
+    void lift_row(const T* x, int64_t size, int64_t position, int64_t step, Accumulator* target) const {
+        prefetch_ahead(x, size);
+        in_vectors<kLanes<Accumulator>>(size, [&](int64_t i, auto n) {
+            const auto key = reduction_.lift(load<n>(x + i));
+            store(target + i, reduction_.moved(key, columns_from<R>(position + step * i, step, key)));
+        });
+    }
+
+    const R& reduction_;
+    const std::vector<AxisTable>& tables_;
+    const int last_;
+    const int64_t* const position_strides_;
+    const LargestKey<Accumulator> largest_{};
+    AxisByAxis<LargestKey<Accumulator>> keys_by_axis_;
+
+    const int64_t* strides_ = nullptr;
+    int64_t lanes_ = 0;
+    int64_t dense_[kMaxSpatialRank];
+    Buffer<Accumulator> keys_;
+};
+
+// All axes but the last one, or none.
+template <class R>
+auto outer_axes(const R& reduction, const std::vector<AxisTable>& tables, bool are_reduced,
+                [[maybe_unused]] const int64_t* position_strides) {
+    const int reduced_axes = are_reduced ? static_cast<int>(tables.size()) - 1 : 0;
+    if constexpr (is_keyed<R>) {
+        return KeysByAxis<R>(reduction, tables, reduced_axes, position_strides);
+    } else {
+        return AxisByAxis<R>(reduction, tables, reduced_axes);
+    }
+}
+
+template <class R>
+using OuterAxes = std::conditional_t<is_keyed<R>, KeysByAxis<R>, AxisByAxis<R>>;
