@@ -34,7 +34,18 @@ public:
           streams_(is_streamed<T>(call, call.y, block_) &&
                    has_whole_lines<int64_t>(call.geometry, call.indices, block_)),
           tables_(axis_tables(call)),
-          positions_(block_) {}
+          runs_(tables_[last_]),
+          windows_together_(windows_together(call)),
+          first_indices_(windows_together_ * block_),
+          gaps_(ceil_div(windows_together_ * block_, kVector)),
+          positions_(windows_together_ * block_) {
+        const int64_t stride = call.geometry.axes[last_].stride;
+        for (int64_t i = 0; i < windows_together_ * block_; ++i) {
+            const int64_t window = i / block_, lane = i % block_;
+            first_indices_[i] = window * stride * call.index_strides[2 + last_] + lane * call.index_strides[1];
+            gaps_[i / kVector] = window * (stride * call.x.strides[2 + last_] - block_);
+        }
+    }
 
     // After the last row.
     void finish() const { finish_streaming(streams_); }
@@ -51,8 +62,10 @@ public:
         Range taps[kMaxSpatialRank];
         for (int a = 0; a < last_; ++a) taps[a] = tables_[a].taps[row.outer[a]];
         taps[last_].count = 0;
-        for (int64_t output = 0; output < axis.output; ++output) {
+        for (int64_t output = 0, windows; output < axis.output; output += windows) {
             const Range& along = axis.taps[output];
+            windows = std::min(windows_together_, runs_.at(output).length);
+            if (windows > 1 && axis.taps[output + 1].begin - along.begin != call_.geometry.axes[last_].stride) windows = 1;
             if (factor * axis.factors[output] == 0) {
                 std::fill_n(y, row.lanes, reduction_.empty());
                 std::fill_n(indices, row.lanes, -1);
@@ -61,16 +74,37 @@ public:
                     taps[last_] = {0, along.count, along.step};
                     find_taps(taps);
                 }
-                find_maxima(x + along.begin * x_step, row.lanes, y, index + along.begin * index_step, indices);
+                const T* const element = x + along.begin * x_step;
+                const int64_t first_index = index + along.begin * index_step;
+                if (windows > 1) {
+                    find_maxima<true>(element, windows * row.lanes, y, first_index, indices);
+                } else {
+                    find_maxima<false>(element, row.lanes, y, first_index, indices);
+                }
             }
-            y += call_.y.strides[2 + last_];
-            indices += call_.indices.strides[2 + last_];
+            y += windows * call_.y.strides[2 + last_];
+            indices += windows * call_.indices.strides[2 + last_];
         }
     }
 
 private:
     using Value = typename ComparedMax<T>::Accumulator;
     using Position = integer_t<sizeof(Value), true>;
+
+    // Comparisons wait for each other: several vectors take turns.
+    static constexpr int kVector = kLanes<Value>, kMostVectors = ONNXPOOL_VECTOR_BYTES / 8;
+
+    // How many windows are worth it, where few channels leave them to be done together and results are neighbours.
+    static int64_t windows_together(const Call& call) {
+        constexpr int64_t few_vectors = kMostVectors / 4;
+        constexpr double least_taps = 8;
+        const int64_t channels = call.geometry.channels;
+        const int step = 1 + call.geometry.rank;
+        const bool are_neighbours = call.y.strides[step] == channels && call.indices.strides[step] == channels;
+        const bool are_few = channels % kVector == 0 && channels <= few_vectors * kVector;
+        if (!are_neighbours || !are_few || taps_of_window(call.geometry) < least_taps) return 1;
+        return kMostVectors * kVector / channels;
+    }
 
     struct Tap {
         int64_t offset;
@@ -98,8 +132,10 @@ private:
             });
     }
 
-    // Of one window: its data are taps_ away from x and, in the first lane's plane, from the one with this index.
-    void find_maxima(const T* x, int64_t lanes, T* y, int64_t index, int64_t* indices) {
+    // The results of one window, or of several: the data of the first lane's first one are taps_ away from x and, in
+    // its plane, from the one with this index.
+    template <bool kSeveral>
+    void find_maxima(const T* x, int64_t results, T* y, int64_t index, int64_t* indices) {
         const Tap *const first = taps_.data(), *const end = first + taps_.size();
         Position* const positions = positions_.data();
         int64_t done = 0;
@@ -110,17 +146,20 @@ private:
             };
             using V = decltype(load_value(x, false));
             using Positions = with_numbers_t<Position, V>;
+            const T* sources[count];
+            for (int v = 0; v < count; ++v) {
+                sources[v] = x + done + v * vector + (kSeveral ? gaps_[done / kVector + v] : 0);
+            }
             V largest[count];
             Positions found[count];
-            const T* const source = x + done;
             for (int v = 0; v < count; ++v) {
-                largest[v] = load_value(source + first->offset + v * vector, first->is_new);
+                largest[v] = load_value(sources[v] + first->offset, first->is_new);
                 found[v] = filled<Positions>(first->position);
             }
             for (const Tap* tap = first + 1; tap != end; ++tap) {
                 const auto position = filled<Positions>(tap->position);
                 for (int v = 0; v < count; ++v) {
-                    const V value = load_value(source + tap->offset + v * vector, tap->is_new);
+                    const V value = load_value(sources[v] + tap->offset, tap->is_new);
                     const auto takes_place = (largest[v] == largest[v]) & !(largest[v] >= value);
                     largest[v] = takes_place ? value : largest[v];
                     found[v] = takes_place ? position : found[v];
@@ -131,22 +170,19 @@ private:
                 store(positions + done, found[v]);
             }
         };
-        // Each comparison waits for the last: several vectors in turns.
-        constexpr int vector = kLanes<Value>, most = ONNXPOOL_VECTOR_BYTES / 8;
         const auto find_all = [&](auto count) {
-            while (done + count * vector <= lanes) find(count, std::integral_constant<int, vector>());
+            while (done + count * kVector <= results) find(count, std::integral_constant<int, kVector>());
         };
-        find_all(std::integral_constant<int, most>());
-        find_all(std::integral_constant<int, most / 2>());
+        find_all(std::integral_constant<int, kMostVectors>());
+        find_all(std::integral_constant<int, kMostVectors / 2>());
         const int64_t begin = done;
-        in_vectors<vector>(lanes - begin, [&](int64_t i, auto n) {
+        in_vectors<kVector>(results - begin, [&](int64_t i, auto n) {
             done = begin + i;
             find(std::integral_constant<int, 1>(), n);
         });
-        const int64_t lane_step = call_.index_strides[1];
-        in_vectors<kLanes<int64_t>>(lanes, [&](int64_t i, auto n) {
+        in_vectors<kLanes<int64_t>>(results, [&](int64_t i, auto n) {
             const auto found = convert<int64_t>(load<n>(positions + i));
-            store(indices + i, found + (index + lane_step * (i + counting<decltype(found)>())), streams_);
+            store(indices + i, found + (load<n>(first_indices_.data() + i) + index), streams_);
         });
     }
 
@@ -156,6 +192,10 @@ private:
     const bool streams_;
     const ComparedMax<T> reduction_{call_.parameters};
     const std::vector<AxisTable> tables_;
+    const RunsOfWindows runs_;
+    const int64_t windows_together_;
+    Buffer<int64_t> first_indices_;  // of results, from the first lane's first one on
+    Buffer<int64_t> gaps_;           // before their elements, from one window to the next: for each vector
     std::vector<Tap> taps_;
     Buffer<Position> positions_;
 };
