@@ -152,10 +152,6 @@ inline void finish_streaming([[maybe_unused]] bool streams) {
 #endif
 }
 
-// The cache that memory is asked into. The first one can wait for few lines at a time, and loads that miss it need
-// those places: what is asked for long before it is needed had better go to the second one, which waits for many.
-enum Cache { kFirst = 3, kSecond = 2 };  // as __builtin_prefetch has it
-
 // Whether processors foresee long runs of memory that are read once, one after the other: then asking for them costs
 // more than it gives. So it is on Zen 3; Zen 4, which has AVX-512, reads them faster when asked.
 constexpr bool kForeseesRuns = ONNXPOOL_VECTOR_BYTES < 64;
@@ -163,11 +159,12 @@ constexpr bool kForeseesRuns = ONNXPOOL_VECTOR_BYTES < 64;
 // Compilers leave out calls of functions that do nothing but ask.
 #define ONNXPOOL_ASKING __attribute__((always_inline)) inline
 
-// Asks for these elements; there need not be any.
+// Asks for these elements; there need not be any. Like all that is asked for, they go to the first cache: they are
+// needed soon, and rows that are read side by side would have to wait for the second one, vector by vector.
 template <class T>
 ONNXPOOL_ASKING void prefetch(const T* elements, int64_t size) {
     constexpr int64_t line = 64 / sizeof(T);
-    for (int64_t i = 0; i < size; i += line) __builtin_prefetch(elements + i, 0, kSecond);
+    for (int64_t i = 0; i < size; i += line) __builtin_prefetch(elements + i);
 }
 
 // Elements that lie between what is read and what is asked for, and most of those that are asked for at a time: more
@@ -185,9 +182,9 @@ ONNXPOOL_ASKING void prefetch_ahead(const T* elements, int64_t size) {
 }
 
 // Asks for what a loop that reads here will read later.
-template <int kBytesAhead, Cache kCache = kSecond, class T>
+template <int kBytesAhead, class T>
 ONNXPOOL_ASKING void look_ahead(const T* source) {
-    __builtin_prefetch(source + kBytesAhead / sizeof(T), 0, kCache);
+    __builtin_prefetch(source + kBytesAhead / sizeof(T));
 }
 
 // Stores would wait for memory, too: it can be asked for lines that will be written, unless they will be streamed.
@@ -195,7 +192,7 @@ enum class Stores { kPlain, kAhead, kStreaming };
 
 template <class T, class V>
 inline void store(T* target, V values, Stores stores) {
-    if (stores == Stores::kAhead) __builtin_prefetch(target + 8192 / sizeof(T), 1, kSecond);
+    if (stores == Stores::kAhead) __builtin_prefetch(target + 8192 / sizeof(T), 1);
     store(target, values, stores == Stores::kStreaming);
 }
 
