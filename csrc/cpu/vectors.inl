@@ -170,7 +170,7 @@ ONNXPOOL_ASKING void prefetch(const T* elements, int64_t size) {
 // Elements that lie between what is read and what is asked for, and most of those that are asked for at a time: more
 // would have to wait for memory.
 template <class T>
-constexpr int64_t kAhead = 6144 / sizeof(T);
+constexpr int64_t kAhead = 10240 / sizeof(T);
 template <class T>
 constexpr int64_t kAskedTogether = 1024 / sizeof(T);
 
