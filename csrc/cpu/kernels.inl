@@ -239,8 +239,8 @@ bool has_shared_keys(const Call& call) {
     }
 }
 
-// Whether they are found window by window, for channels that are next to each other: where windows are small and
-// channels fill vectors, or there are no keys.
+// Whether they are found window by window, for channels that are next to each other: where windows are small, most of
+// all if keys would be shared, and channels fill vectors, or there are no keys.
 template <class T>
 bool has_lane_maxima(const Call& call, bool shares_keys) {
     const double most_taps = shares_keys ? 20 : 49;
@@ -255,11 +255,9 @@ bool has_lane_maxima(const Call& call, bool shares_keys) {
 template <class T>
 bool has_flat_maxima(const Call& call) {
     using Accumulator = typename ComparedMax<T>::Accumulator;
-    constexpr double most_rows = 32;        // of a window
     constexpr int64_t most_taps = 1 << 13;  // of results: only where rows follow each other are all of them looked up
     const Geometry& geometry = call.geometry;
-    const double rows = taps_of_window(geometry) / static_cast<double>(geometry.axes[geometry.rank - 1].kernel);
-    if (call.channels_innermost || rows > most_rows || spans_plane(geometry) ||
+    if (call.channels_innermost || spans_plane(geometry) ||
         (sizeof(Accumulator) < 8 && !has_positions_of_32_bits(geometry)) ||
         !fits_flat_rows<false>(geometry, sizeof(Accumulator), most_taps) || call.x.strides[1 + geometry.rank] != 1) {
         return false;

@@ -54,6 +54,7 @@ public:
     void compute(const RowPosition& row) {
         const AxisTable& axis = tables_[last_];
         const int64_t x_step = call_.x.strides[2 + last_], index_step = call_.index_strides[2 + last_];
+        const int64_t stride = call_.geometry.axes[last_].stride;
         const T* const x = plane_of<const T>(call_.x, row);
         T* y = row_of<T>(call_.y, row, call_.geometry.rank);
         int64_t* indices = row_of<int64_t>(call_.indices, row, call_.geometry.rank);
@@ -65,10 +66,10 @@ public:
         for (int64_t output = 0, windows; output < axis.output; output += windows) {
             const Range& along = axis.taps[output];
             windows = std::min(windows_together_, runs_.at(output).length);
-            if (windows > 1 && axis.taps[output + 1].begin - along.begin != call_.geometry.axes[last_].stride) windows = 1;
+            if (windows > 1 && axis.taps[output + 1].begin - along.begin != stride) windows = 1;
             if (factor * axis.factors[output] == 0) {
-                std::fill_n(y, row.lanes, reduction_.empty());
-                std::fill_n(indices, row.lanes, -1);
+                std::fill_n(y, windows * row.lanes, reduction_.empty());
+                std::fill_n(indices, windows * row.lanes, -1);
             } else {
                 if (along.count != taps[last_].count) {
                     taps[last_] = {0, along.count, along.step};
@@ -118,16 +119,17 @@ private:
         for_each_row<2>(
             taps, last_ + 1, {call_.x.strides + 2, call_.index_strides + 2},
             [&](const int64_t (&offsets)[2], const int64_t* outer) {
-                bool is_new = true;
-                for (int a = 0; a < last_; ++a) {
-                    const int64_t last = taps[a].begin + (taps[a].count - 1) * taps[a].step;
-                    is_new &= last - outer[a] < call_.geometry.axes[a].stride;
-                }
+                const auto is_new_along = [&](int axis, int64_t position) {
+                    const int64_t last = taps[axis].begin + (taps[axis].count - 1) * taps[axis].step;
+                    return last - position < call_.geometry.axes[axis].stride;
+                };
+                bool is_new_row = true;
+                for (int a = 0; a < last_; ++a) is_new_row &= is_new_along(a, outer[a]);
                 for (int64_t i = 0; i < along.count; ++i) {
                     const int64_t column = i * along.step;
                     taps_.push_back({offsets[0] + column * call_.x.strides[2 + last_],
                                      static_cast<Position>(offsets[1] + column * call_.index_strides[2 + last_]),
-                                     is_new && (along.count - 1) * along.step - column < call_.geometry.axes[last_].stride});
+                                     is_new_row && is_new_along(last_, column)});
                 }
             });
     }

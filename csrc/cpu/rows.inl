@@ -112,7 +112,7 @@ void build_levels(const Combiner& combiner, typename Combiner::Accumulator* leve
             const int64_t low = std::min<int64_t>(count - 1, most);
             if (low + 1 < count) needed |= uint64_t{1} << low;  // by the next one
             with_number<fewest, most>(
-                low, [&](auto low) { build_low_levels<low>(combiner, levels, level_size, size, needed); });
+                low, [&](auto known) { build_low_levels<known>(combiner, levels, level_size, size, needed); });
             level = low + 1;
         }
     }
