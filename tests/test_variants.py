@@ -56,6 +56,7 @@ WINDOWS = [
     ((2, 3, 16, 32), {"kernel_shape": [2, 2], "strides": [2, 2]}),
     ((9, 32, 14, 14), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
     ((3, 7, 9, 8), {"kernel_shape": [3, 3], "strides": [2, 1], "pads": [4, 1, 1, 1]}),
+    ((1, 16, 5, 30), {"kernel_shape": [3, 3], "pads": [4, 1, 4, 4]}),
     ((2, 5, 12, 55), {"kernel_shape": [2, 3], "strides": [2, 3], "pads": [0, 2, 1, 2]}),
     ((1, 3, 5, 64), {"kernel_shape": [3, 5], "dilations": [1, 3], "pads": [1, 6, 1, 6]}),
     ((2, 3, 4, 127), {"kernel_shape": [3, 3], "strides": [1, 2], "pads": [1, 1, 1, 1]}),

@@ -208,15 +208,17 @@ public:
             return along_row(&row, 1, lanes_, AsItIs<Accumulator>(), target);
         }
         if constexpr (R::kInOrder) {
-            for (int64_t output = 0; output < axis_.output; ++output) {
+            for (int64_t output = 0, run; output < axis_.output; output += run) {
+                run = runs_.at(output).length;
                 if (divisors_[output] == 0) {
                     target.fill_empty(output, lanes_);
                     continue;
                 }
-                taps_[rank_ - 1] = tables_[rank_ - 1].taps[output];
+                taps_[rank_ - 1] = axis_.taps[output];
                 gather_taps();
                 const auto count = static_cast<int64_t>(elements_.size());
-                finish({elements_.data(), count, 1, 0, 1, 0}, output, 1, Lift<R>{reduction_}, target);
+                const int64_t step = run > 1 ? axis_.taps[output + 1].begin - axis_.taps[output].begin : 0;
+                finish({elements_.data(), count, 1, 0, run, step * x_step}, output, 1, Lift<R>{reduction_}, target);
             }
         } else {
             taps_[rank_ - 1] = {0, 1, 1};

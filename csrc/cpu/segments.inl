@@ -55,7 +55,8 @@ struct Segments {
     // Of at least so many elements.
     Segments(const Axis& axis, int64_t least, bool of_windows) {
         constexpr int64_t reaches = 8;  // so that little is read twice
-        // Segments begin at multiples of so many results: where lines of memory do, whatever their type, if rows do.
+        // Segments that are not short begin at multiples of so many results: where lines of memory do, whatever their
+        // type, if rows do.
         const int64_t line = std::clamp<int64_t>(ONNXPOOL_SEGMENT / 4, 1, 64);
         const int64_t reach = window_reach(axis);
         if (axis.input < 2 * least || axis.input <= reach) return;
