@@ -144,6 +144,7 @@ WORKLOADS = [
     _workload(M, (8, 64, 112, 112), "SegNet, which unpools later", 2, strides=2, indices=True),
     _workload(M, (8, 64, 112, 112), "ResNet stem, as training needs it", 3, strides=2, pads=1, indices=True),
     _workload(M, (8, 256, 20, 20), "YOLO, SPPF, as training needs it", 5, pads=2, indices=True),
+    _workload(M, (8, 512, 13, 13), "YOLO, SPP, as training needs it", 13, pads=6, indices=True),
     # size is kept
     _workload(A, (8, 256, 35, 35), "Inception A", 3, pads=1),
     _workload(A, (8, 2048, 8, 8), "Inception C", 3, pads=1, count_include_pad=1),
@@ -163,6 +164,7 @@ WORKLOADS = [
     _workload("GlobalMaxPool", (32, 2048, 7, 7), "CBAM, retrieval heads"),
     _workload("GlobalLpPool", (32, 2048, 7, 7), "generalised mean of retrieval", p=3),
     _workload(A, (32, 1024, 7, 7), "DenseNet head as a window", 7),
+    _workload(A, (1, 512, 60, 60), "PSPNet, a level of the pyramid", 10, strides=10),
     # one and three spatial axes
     _workload(A, (64, 64, 1024), "moving average of a series", 25, pads=12),
     _workload(M, (32, 256, 1024), "1-D ResNet stem", 3, strides=2, pads=1),
