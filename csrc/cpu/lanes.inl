@@ -553,18 +553,18 @@ void forward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
         T* y = plane_at<T>(call.y, unit.image, unit.channel);
         if (unit.plane != std::exchange(plane, unit.plane)) rows.set_lanes(x, call.x.strides + 2, unit.lanes);
         int64_t* indices = is_keyed<R> ? plane_at<int64_t>(call.indices, unit.image, unit.channel) : nullptr;
-        for_each_row_of_slices<1>(geometry, output_size, unit.positions, {call.y.strides + 2},
-                                  [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[1]) {
-                                      T* y_row = y + offsets[0];
-                                      rows.compute(outer, row,
-                                                   results_of(reduction, call, y_row, y_step, indices + offsets[0],
-                                                              unit.image, unit.channel, streams));
-                                      if constexpr (may_leave_range<R>) {
-                                          rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
-                                              y_row[output * y_step + lane] = rescaled_norm<T>(call, taps, x + lane);
-                                          });
-                                      }
-                                  });
+        const auto compute_row = [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[1]) {
+            T* y_row = y + offsets[0];
+            int64_t* indices_row = is_keyed<R> ? indices + offsets[0] : nullptr;
+            rows.compute(outer, row,
+                         results_of(reduction, call, y_row, y_step, indices_row, unit.image, unit.channel, streams));
+            if constexpr (may_leave_range<R>) {
+                rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
+                    y_row[output * y_step + lane] = rescaled_norm<T>(call, taps, x + lane);
+                });
+            }
+        };
+        for_each_row_of_slices<1>(geometry, output_size, unit.positions, {call.y.strides + 2}, compute_row);
     }
     finish_streaming(streams);
 }

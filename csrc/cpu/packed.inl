@@ -137,7 +137,7 @@ void forward_packed(const Call& call, int64_t begin, int64_t end) {
         for_each_row_of_plane<1>(
             geometry, output_size, {y_strides}, [&](const int64_t* outer, int64_t row, const int64_t (&offsets)[1]) {
                 T* y_row = y.data() + offsets[0];
-                int64_t* indices_row = indices.data() + offsets[0];
+                int64_t* indices_row = is_keyed<R> ? indices.data() + offsets[0] : nullptr;
                 rows.compute(outer, row, results_of(reduction, call, y_row, lanes, indices_row, 0, first_plane));
                 if constexpr (may_leave_range<R>) {
                     rows.redo([&](const Range* taps, int64_t output, int64_t lane) {
