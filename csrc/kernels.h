@@ -30,6 +30,9 @@ struct Call {
     int64_t data_before = 0, data_after = 0;
     int64_t first_index = 0;
 
+    // How often divisors count each element: one that stands for several that are alike.
+    int64_t repeats = 1;
+
     Call(const Geometry& geometry, const Parameters& parameters) : geometry(geometry), parameters(parameters) {}
 };
 

@@ -22,6 +22,7 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "flat_maxima.inl"
 #include "sums_in_order.inl"
 #include "gradients.inl"
+#include "repeated_rows.inl"
 #include "index_gradients.inl"
 #include "segments.inl"
 #include "few_channels.inl"
@@ -405,7 +406,10 @@ Task plan_backward_of(const Call& call) {
     } else {
         Task task = plan_few_channels<R, true, plan_backward_of<R>>(call);
         if (task.run) return task;
-        if constexpr (R::kDivides) task = plan_sum_gradient<AverageGradient<T>>(call);
+        if constexpr (R::kDivides) {
+            task = plan_repeated_rows<T, plan_sum_gradient<AverageGradient<T>>>(call);
+            if (!task.run) task = plan_sum_gradient<AverageGradient<T>>(call);
+        }
         if constexpr (is_norm<R> && !std::is_same_v<T, double>) {
             if (call.parameters.p <= NormGradient<R>::kLargestExponent) task = plan_sum_gradient<NormGradient<R>>(call);
         }

@@ -39,6 +39,7 @@ struct Segment {
         call.data_before = whole.data_before + element;
         call.data_after = whole.data_after + whole_axis.input - element - elements;
         call.first_index = whole.first_index;
+        call.repeats = whole.repeats;
         if (whole.index_strides) call.first_index += element * whole.index_strides[2 + number];
         geometry.axes[number] = axis(whole_axis);
     }

@@ -442,6 +442,9 @@ inline std::vector<AxisTable> axis_tables(const Call& call) {
         }
         tables.push_back(AxisTable::of_windows(axis, call.parameters.divisor, counted));
     }
+    if (call.repeats > 1) {
+        for (double& factor : tables[0].factors) factor *= static_cast<double>(call.repeats);
+    }
     return tables;
 }
 
