@@ -320,6 +320,13 @@ bool has_flat_gradients(const Call& call, bool can_be_packed) {
     return !(tables.back().windows_share || is_separable<GradientSum<typename G::Accumulator>>(tables));
 }
 
+// Whether rows of elements are worth a buffer, in which what windows send lies a stride apart.
+inline bool has_long_rows(const Geometry& geometry, const Operand& x, const Operand& grad_x) {
+    const Axis spread = spread_axis(geometry.axes[geometry.rank - 1]);
+    return spread.pad_begin >= 0 && row_reach(spread) <= 2 * (spread.input + spread.output) + 64 &&
+           x.strides[1 + geometry.rank] == 1 && grad_x.strides[1 + geometry.rank] == 1;
+}
+
 // How to compute the gradient of a sum: null where planes lie in a way that none of the fast kernels takes.
 template <class G>
 Task plan_sum_gradient(const Call& call) {
@@ -339,9 +346,7 @@ Task plan_sum_gradient(const Call& call) {
         }
         return task(backward_channel_blocks<G>, gradient_blocks<G>(call).units(geometry));
     }
-    const Axis spread = spread_axis(last);
-    const bool has_long_rows = spread.pad_begin >= 0 && row_reach(spread) <= 2 * (spread.input + spread.output) + 64 &&
-                               x.strides[1 + geometry.rank] == 1 && call.grad_x.strides[1 + geometry.rank] == 1;
+    const bool are_rows_long = has_long_rows(geometry, x, call.grad_x);
     if (has_dense_planes(geometry, x, input_size) && has_dense_planes(geometry, call.grad_x, input_size)) {
         if (spans_plane(geometry)) return task(backward_planes<G>, planes);
         const bool in_order = has_planes_in_order(geometry, x, input_size) &&
@@ -351,7 +356,7 @@ Task plan_sum_gradient(const Call& call) {
         using Accumulator = typename G::Accumulator;
         const bool are_rows_dear = last.stride > kMostResultPhases && last.stride < kLanes<Accumulator>;
         const bool can_be_packed =
-            in_order && (!has_long_rows || is_worth_packing<GradientSum<Accumulator>>(geometry, are_rows_dear));
+            in_order && (!are_rows_long || is_worth_packing<GradientSum<Accumulator>>(geometry, are_rows_dear));
         if (has_flat_gradients<G>(call, can_be_packed)) {
             return task(backward_flat_rows<G>,
                         ceil_div(planes, RowsOfCoverings<typename G::Element, typename G::Accumulator>(call).planes));
@@ -361,7 +366,7 @@ Task plan_sum_gradient(const Call& call) {
             return task(backward_packed<G>, ceil_div(planes, lanes));
         }
     }
-    return has_long_rows ? task(backward_rows<G>, planes) : Task{};
+    return are_rows_long ? task(backward_rows<G>, planes) : Task{};
 }
 
 template <class T>
@@ -407,7 +412,10 @@ Task plan_backward_of(const Call& call) {
         Task task = plan_few_channels<R, true, plan_backward_of<R>>(call);
         if (task.run) return task;
         if constexpr (R::kDivides) {
-            task = plan_repeated_rows<T, plan_sum_gradient<AverageGradient<T>>>(call);
+            // There is a kernel for the rows in any case.
+            if (has_long_rows(call.geometry, call.grad_x, call.grad_x)) {
+                task = plan_repeated_rows<T, plan_sum_gradient<AverageGradient<T>>>(call);
+            }
             if (!task.run) task = plan_sum_gradient<AverageGradient<T>>(call);
         }
         if constexpr (is_norm<R> && !std::is_same_v<T, double>) {
