@@ -368,6 +368,14 @@ inline Axis spread_axis(const Axis& axis) {
     return spread;
 }
 
+// Whether rows of elements are worth a buffer, in which what windows send lies a stride apart: then
+// backward_rows() takes them.
+inline bool has_long_rows(const Geometry& geometry, const Operand& x, const Operand& grad_x) {
+    const Axis spread = spread_axis(geometry.axes[geometry.rank - 1]);
+    return spread.pad_begin >= 0 && row_reach(spread) <= 2 * (spread.input + spread.output) + 64 &&
+           x.strides[1 + geometry.rank] == 1 && grad_x.strides[1 + geometry.rank] == 1;
+}
+
 // Elements of a row that the same windows cover: all of them get the same sum, of what these windows send.
 class CoveredRuns {
 public:

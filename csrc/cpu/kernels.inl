@@ -320,13 +320,6 @@ bool has_flat_gradients(const Call& call, bool can_be_packed) {
     return !(tables.back().windows_share || is_separable<GradientSum<typename G::Accumulator>>(tables));
 }
 
-// Whether rows of elements are worth a buffer, in which what windows send lies a stride apart.
-inline bool has_long_rows(const Geometry& geometry, const Operand& x, const Operand& grad_x) {
-    const Axis spread = spread_axis(geometry.axes[geometry.rank - 1]);
-    return spread.pad_begin >= 0 && row_reach(spread) <= 2 * (spread.input + spread.output) + 64 &&
-           x.strides[1 + geometry.rank] == 1 && grad_x.strides[1 + geometry.rank] == 1;
-}
-
 // How to compute the gradient of a sum: null where planes lie in a way that none of the fast kernels takes.
 template <class G>
 Task plan_sum_gradient(const Call& call) {
@@ -412,10 +405,7 @@ Task plan_backward_of(const Call& call) {
         Task task = plan_few_channels<R, true, plan_backward_of<R>>(call);
         if (task.run) return task;
         if constexpr (R::kDivides) {
-            // There is a kernel for the rows in any case.
-            if (has_long_rows(call.geometry, call.grad_x, call.grad_x)) {
-                task = plan_repeated_rows<T, plan_sum_gradient<AverageGradient<T>>>(call);
-            }
+            task = plan_repeated_rows<T, plan_sum_gradient<AverageGradient<T>>>(call);
             if (!task.run) task = plan_sum_gradient<AverageGradient<T>>(call);
         }
         if constexpr (is_norm<R> && !std::is_same_v<T, double>) {

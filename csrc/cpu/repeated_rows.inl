@@ -9,7 +9,6 @@ constexpr int64_t kMostRepeated = (1 << 17) / sizeof(T);
 // Units are planes.
 template <class T, Task (*plan)(const Call& call)>
 void run_repeated_rows(const Call& call, int64_t begin, int64_t end) {
-    if (begin >= end) return;
     const int last = call.geometry.rank - 1;
     const int64_t columns = call.geometry.axes[last].input;
     Geometry rows = call.geometry;
@@ -41,17 +40,19 @@ void run_repeated_rows(const Call& call, int64_t begin, int64_t end) {
     finish_streaming(streams);
 }
 
-// Null where rows are few, or large planes had better be done in segments.
+// Null where rows that are alike are few, large planes had better be done in segments, or there may be no plan for
+// rows.
 template <class T, Task (*plan)(const Call& call)>
 Task plan_repeated_rows(const Call& call) {
     constexpr int64_t least_repeats = 4;
     const Geometry& geometry = call.geometry;
     const int last = geometry.rank - 1;
-    if (last == 0 || call.channels_innermost || call.repeats > 1 || geometry.batch == 0) return {};
+    if (last == 0 || call.channels_innermost) return {};
     const Axis& axis = geometry.axes[last - 1];
     if (!is_tiled(axis) || axis.stride < least_repeats || spans_plane(geometry) ||
         plane_size(geometry, input_size) / axis.stride > kMostRepeated<T> ||
-        !is_contiguous(geometry, call.grad_x, input_size) || !is_contiguous(geometry, call.grad_y, output_size)) {
+        !has_long_rows(geometry, call.grad_x, call.grad_x) || !is_contiguous(geometry, call.grad_x, input_size) ||
+        !is_contiguous(geometry, call.grad_y, output_size)) {
         return {};
     }
     return {run_repeated_rows<T, plan>, geometry.batch * geometry.channels, plane_elements(call)};

@@ -448,12 +448,9 @@ public:
     void set_plane(const int64_t* strides, int64_t lanes) {
         strides_ = strides;
         lanes_ = lanes;
-        int64_t size = lanes;
-        for (int a = last_; a >= 0; --a) {
-            dense_[a] = size;
-            size *= a == 0 ? positions_together(lanes) : tables_[a].input;
-        }
-        keys_.resize(std::max<size_t>(keys_.size(), size));
+        dense_[last_] = lanes;
+        for (int a = last_; a > 0; --a) dense_[a - 1] = dense_[a] * tables_[a].input;
+        keys_.resize(std::max<size_t>(keys_.size(), positions_together(lanes) * dense_[0]));
         keys_by_axis_.set_plane(dense_, lanes);
     }
 
