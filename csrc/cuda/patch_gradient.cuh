@@ -47,10 +47,20 @@ __device__ inline Number reciprocal(int32_t count) {
     }
 }
 
-// Where several slices of windows may cover an element, they are visited one after the other; by a kernel of its own,
-// since a loop takes registers. Of averages of two channels, three blocks run at once if they are made to.
+// Indices take too many registers for reading all windows of a patch at once, if these overlap in every row.
 template <class R, class P, bool kSeveralSlices>
-__global__ void __launch_bounds__(kThreads, !kSeveralSlices && R::kDivides && P::kLanes == 2 ? 3 : 0)
+constexpr bool reads_by_rows = R::kIndexed && !kSeveralSlices && P::kRowKernel > 1 && P::kRowStride == 1;
+
+// How many blocks run at once at least: what was fastest on an H200.
+template <class R, class P, bool kSeveralSlices>
+constexpr int kGradientBlocks = reads_by_rows<R, P, kSeveralSlices>                ? (P::kLanes == 1 ? 3 : 2)
+                                : !kSeveralSlices && R::kDivides && P::kLanes == 2 ? 3
+                                                                                   : 0;
+
+// Where several slices of windows may cover an element, they are visited one after the other; by a kernel of its own,
+// since a loop takes registers.
+template <class R, class P, bool kSeveralSlices>
+__global__ void __launch_bounds__(kThreads, kGradientBlocks<R, P, kSeveralSlices>)
     backward_patches(int64_t first_block, const __grid_constant__ Problem<Small> problem) {
     using T = typename R::Element;
     using Gradient = GradientArithmetic<R>;
@@ -92,13 +102,23 @@ __global__ void __launch_bounds__(kThreads, !kSeveralSlices && R::kDivides && P:
         T grad_y[P::kWindowRows][P::kWindowColumns][P::kLanes];
         [[maybe_unused]] Neighbour neighbour[P::kWindowRows][P::kWindowColumns][P::kLanes];
         constexpr bool has_neighbour = R::kIndexed || R::kGradientNeedsData;
-        if constexpr (P::kAligned) {
-            const T* plane = grad_y_plane + (slice * problem.grad_y.strides[0] + first_window_column);
-            [[maybe_unused]] const Neighbour* plane_beside =
-                beside_plane + (slice * beside.strides[0] + (has_neighbour ? first_window_column : 0));
+        const T* const plane =
+            grad_y_plane + (slice * problem.grad_y.strides[0] + (P::kAligned ? first_window_column : 0));
+        [[maybe_unused]] const Neighbour* const plane_beside =
+            beside_plane + (slice * beside.strides[0] + (P::kAligned && has_neighbour ? first_window_column : 0));
+        [[maybe_unused]] const T* from[P::kWindowColumns];
+        [[maybe_unused]] const Neighbour* from_beside[P::kWindowColumns];
+        if constexpr (!P::kAligned) {
 #pragma unroll
-            for (int i = 0; i < P::kWindowRows; ++i) {
-                const int32_t row = clamp_to(first_window_row + i, rows.output);
+            for (int j = 0; j < P::kWindowColumns; ++j) {
+                const int32_t column = clamp_to(first_window_column + j, columns.output);
+                from[j] = plane + column * problem.grad_y.strides[2];
+                from_beside[j] = plane_beside + column * beside.strides[2];
+            }
+        }
+        const auto load_row = [&](int i) {
+            const int32_t row = clamp_to(first_window_row + i, rows.output);
+            if constexpr (P::kAligned) {
                 const T* const of_row = advance(plane, row * problem.grad_y.strides[1]);
                 [[maybe_unused]] const Neighbour* const beside_row = advance(plane_beside, row * beside.strides[1]);
 #pragma unroll
@@ -109,39 +129,34 @@ __global__ void __launch_bounds__(kThreads, !kSeveralSlices && R::kDivides && P:
                         neighbour[i][j][0] = is_inside ? beside_row[j] : static_cast<Neighbour>(1);
                     }
                 }
-            }
-        } else {
-            const T* from[P::kWindowColumns];
-            [[maybe_unused]] const Neighbour* from_beside[P::kWindowColumns];
-#pragma unroll
-            for (int j = 0; j < P::kWindowColumns; ++j) {
-                const int32_t column = clamp_to(first_window_column + j, columns.output);
-                from[j] = grad_y_plane + (slice * problem.grad_y.strides[0] + column * problem.grad_y.strides[2]);
-                from_beside[j] = beside_plane + (slice * beside.strides[0] + column * beside.strides[2]);
-            }
-#pragma unroll
-            for (int i = 0; i < P::kWindowRows; ++i) {
-                const int32_t row = clamp_to(first_window_row + i, rows.output);
+            } else {
 #pragma unroll
                 for (int j = 0; j < P::kWindowColumns; ++j) {
                     load(from[j] + row * problem.grad_y.strides[1], grad_y[i][j]);
                     if constexpr (has_neighbour) load(from_beside[j] + row * beside.strides[1], neighbour[i][j]);
                 }
             }
-        }
-        if (!all_inside || !is_inside_of_depth) {
+        };
+        constexpr bool by_rows = reads_by_rows<R, P, kSeveralSlices>;
+        const bool some_outside = !all_inside || !is_inside_of_depth;
+        const auto clear_outside = [&](int i) {
+            const bool row_is_inside = is_inside_of_depth && rows.has_window(first_window_row + i);
 #pragma unroll
-            for (int i = 0; i < P::kWindowRows; ++i) {
-                const bool row_is_inside = is_inside_of_depth && rows.has_window(first_window_row + i);
+            for (int j = 0; j < P::kWindowColumns; ++j) {
+                const bool is_inside = row_is_inside && columns.has_window(first_window_column + j);
 #pragma unroll
-                for (int j = 0; j < P::kWindowColumns; ++j) {
-                    const bool is_inside = row_is_inside && columns.has_window(first_window_column + j);
-#pragma unroll
-                    for (int lane = 0; lane < P::kLanes; ++lane) {
-                        if (!is_inside) grad_y[i][j][lane] = static_cast<T>(comparable_t<T>(0));
-                        if (!is_inside && R::kGradientNeedsData) neighbour[i][j][lane] = static_cast<Neighbour>(1);
-                    }
+                for (int lane = 0; lane < P::kLanes; ++lane) {
+                    if (!is_inside) grad_y[i][j][lane] = static_cast<T>(comparable_t<T>(0));
+                    if (!is_inside && R::kGradientNeedsData) neighbour[i][j][lane] = static_cast<Neighbour>(1);
                 }
+            }
+        };
+        if constexpr (!by_rows) {
+#pragma unroll
+            for (int i = 0; i < P::kWindowRows; ++i) load_row(i);
+            if (some_outside) {
+#pragma unroll
+                for (int i = 0; i < P::kWindowRows; ++i) clear_outside(i);
             }
         }
         Sum slice_weight = 1;
@@ -152,6 +167,10 @@ __global__ void __launch_bounds__(kThreads, !kSeveralSlices && R::kDivides && P:
         // ---- Row by row of windows ----
 #pragma unroll
         for (int i = 0; i < P::kWindowRows; ++i) {
+            if constexpr (by_rows) {
+                load_row(i);
+                if (some_outside) clear_outside(i);
+            }
             [[maybe_unused]] const Sum row_weight =
                 R::kDivides ? slice_weight * reciprocal<P::kRowKernel, Sum>(
                                                  rows.count((first_window_row + i) * P::kRowStride - rows.pad_begin))
@@ -260,15 +279,17 @@ void launch_gradient_patches(const Call& call, const Context& context) {
 }
 
 // Shapes of patches: the fastest of those that were tried on an H200.
-template <class T, class Window>
+template <class R, class Window>
 struct GradientPatchShapes {
-    static constexpr bool is_narrow = sizeof(T) < 4, is_large = Window::kKernel > 3, is_row = Window::kRowKernel == 1;
+    static constexpr bool is_narrow = sizeof(typename R::Element) < 4, is_large = Window::kKernel > 3;
+    static constexpr bool is_row = Window::kRowKernel == 1, slides = Window::kStride == 1 && !is_row;
     using Channels = GradientPatch<Window, 4, 2, is_narrow && !is_large ? 4 : 2>;
     template <int kPhase>
     using Vectors = GradientPatch<Window,
-                                  is_narrow && !is_large && !is_row ? 8
-                                  : Window::kStride == 1 && !is_row ? 6
-                                                                    : 4,
+                                  slides && R::kIndexed  ? 4
+                                  : is_narrow && !is_row ? 8
+                                  : slides               ? 6
+                                                         : 4,
                                   4, 1, kPhase, true>;
     using Elements = GradientPatch<Window, 4, 2, 1>;
 };
@@ -276,7 +297,7 @@ struct GradientPatchShapes {
 template <class R, class Window, bool kSeveralSlices>
 void backward_patches_of(const Call& call, const Context& context) {
     using T = typename R::Element;
-    using Shapes = GradientPatchShapes<T, Window>;
+    using Shapes = GradientPatchShapes<R, Window>;
     constexpr int columns = 4;
     constexpr bool is_row = Window::kRowKernel == 1;
     if constexpr (!is_row) {

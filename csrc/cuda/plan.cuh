@@ -70,8 +70,8 @@ constexpr bool has_patches<QuantizedGlobalAverage<T>> = false;
 
 // The longest run of outputs that have taps of large windows in common. Accumulators of 8 bytes take too many
 // registers.
-template <class R>
-constexpr int kLongRun = has_patches<R> && sizeof(typename R::Accumulator) <= 4 ? 16 : 8;
+template <class R, class Accumulator>
+constexpr int kLongRun = has_patches<R> && sizeof(Accumulator) <= 4 ? 16 : 8;
 
 // Whether there are gradients by tiles: what windows send can be added up before it is known what it is sent to.
 template <class R>
@@ -112,7 +112,7 @@ void forward_windows(const Call& call, const Context& context) {
         if (forward_patches<R>(call, context)) return;
     }
     if constexpr (!R::kIndexed && !R::kInOrder) {
-        if (has_large_window(call) && forward_separable<R, kLongRun<R>>(call, context)) return;
+        if (has_large_window(call) && forward_separable<R, kLongRun<R, typename R::Accumulator>>(call, context)) return;
     }
     if (has_channel_vectors(call, sizeof(T))) {
         return launch_places<Small>(forward_by_window<R, Small, lanes>, call, &DeviceAxis<Small::Index>::output, lanes,
@@ -158,6 +158,10 @@ void backward_of(const Call& call, const Context& context) {
         }
     }
     if constexpr (has_gradient_tiles<R>) {
+        if constexpr (!R::kIndexed) {
+            constexpr int run = kLongRun<R, typename GradientArithmetic<R>::Sum>;
+            if (has_large_window(call) && backward_separable<R, run>(call, context)) return;
+        }
         // Where channels lie side by side, the kernel that visits all windows of an element can read vectors of them.
         const bool visits_few = R::kIndexed || (R::kDivides && windows_of_element(call.geometry) < 16);
         if (!(call.channels_innermost && visits_few) && backward_tiles<R>(call, context)) return;

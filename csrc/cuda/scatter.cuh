@@ -15,6 +15,7 @@ constexpr int kWarps = kThreads / kWarpThreads;
 struct ScatterTiling : Tiles {
     // From the number of an element in its plane to its row: number / stride % size; likewise for the others.
     Divider<int32_t> strides[Small::kRank], sizes[Small::kRank];
+    bool is_row_major = false;
 };
 
 // The windows that may cover some of `count` inputs side by side.
@@ -54,19 +55,30 @@ __global__ void __launch_bounds__(kThreads)
     const CoveringRange rows(row_axis, tile.first_row, tiling.rows);
     const CoveringRange columns(column_axis, tile.first_column, tiling.columns);
     constexpr int together = 4;
-    // Where in the tile the datum is that a window names, or -1.
-    const auto target_of = [&](const int32_t (&window)[Small::kRank]) {
-        if (window[1] >= rows.end || window[2] >= columns.end) return -1;
-        const int64_t index = indices[problem.indices.offset(window, Small::kRank)] - first_index;
-        const auto number = static_cast<int32_t>(index);
-        if (number < 0 || number != index) return -1;
+    const int32_t own_rows =
+        row_axis.input - tile.first_row < tiling.rows ? row_axis.input - tile.first_row : tiling.rows;
+    const int32_t own_columns =
+        column_axis.input - tile.first_column < tiling.columns ? column_axis.input - tile.first_column : tiling.columns;
+    const int32_t first_own[] = {tile.depth, tile.first_row, tile.first_column};
+    const int64_t first_own_index = first_index + problem.flat.offset(first_own, Small::kRank);
+    // Where in the tile the datum with this index is, or -1.
+    const auto target_of = [&](int64_t index) {
+        if (tiling.is_row_major) {  // between the tile's first element and its last there are only those beside it
+            const int64_t distance = index - first_own_index;
+            if (static_cast<uint64_t>(distance) >= static_cast<uint32_t>(own_rows * tiling.strides[1].value)) return -1;
+            const auto number = static_cast<int32_t>(distance);
+            const int32_t row = number / tiling.strides[1], column = number - row * tiling.strides[1].value;
+            return column < own_columns ? row * tiling.columns.value + column : -1;
+        }
+        const auto number = static_cast<int32_t>(index - first_index);
+        if (number < 0 || number != index - first_index) return -1;
         int32_t position[Small::kRank];
 #pragma unroll
         for (int a = 0; a < Small::kRank; ++a) position[a] = number / tiling.strides[a] % tiling.sizes[a];
         const int32_t row = position[1] - tile.first_row, column = position[2] - tile.first_column;
         const bool is_own = position[0] == tile.depth && problem.flat.offset(position, Small::kRank) == number &&
-                            static_cast<uint32_t>(row) < static_cast<uint32_t>(tiling.rows.value) &&
-                            static_cast<uint32_t>(column) < static_cast<uint32_t>(tiling.columns.value);
+                            static_cast<uint32_t>(row) < static_cast<uint32_t>(own_rows) &&
+                            static_cast<uint32_t>(column) < static_cast<uint32_t>(own_columns);
         return is_own ? row * tiling.columns.value + column : -1;
     };
     for (int32_t slice = slices.begin; slice < slices.end; ++slice) {
@@ -77,7 +89,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
             for (int k = 0; k < together; ++k) {
                 const int32_t window[] = {slice, row, column + lane};
-                targets[k] = target_of(window);
+                const bool is_window = row < rows.end && window[2] < columns.end;
+                targets[k] = is_window ? target_of(indices[problem.indices.offset(window, Small::kRank)]) : -1;
                 if (targets[k] >= 0) gradients[k] = grad_y[problem.grad_y.offset(window, Small::kRank)];
                 column += kWarpThreads;
                 if (column >= columns.end) {
@@ -124,6 +137,7 @@ void backward_scattered(const Call& call, const Context& context) {
         tiling.strides[a] = Divider<int32_t>(std::max(problem.flat.strides[a], 1));
         tiling.sizes[a] = Divider<int32_t>(problem.axes[a].input);
     }
+    tiling.is_row_major = problem.flat.strides[2] == 1 && problem.flat.strides[1] >= columns.input;
     tiling.all_planes = problem.planes(call);
     tiling.planes = Divider<int32_t>(kWarps);
     tiling.depth = Divider<int32_t>(depth.input);
@@ -132,7 +146,7 @@ void backward_scattered(const Call& call, const Context& context) {
     int64_t best_height = 0, best_width = 0;
     for (int64_t limit = 8; limit <= most; limit += 8) {
         const int64_t width = std::min<int64_t>(columns.input, limit);
-        const int64_t height = std::min<int64_t>(rows.input, most / width);
+        const int64_t height = ceil_div(rows.input, ceil_div(rows.input, most / width));
         const int64_t steps = ceil_div(most_covering(columns, width), kWarpThreads) * most_covering(rows, height) + 16;
         const double cost = static_cast<double>(steps) *
                             static_cast<double>(ceil_div(columns.input, width) * ceil_div(rows.input, height));
