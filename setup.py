@@ -31,6 +31,9 @@ ROOT = Path(__file__).parent
 PYTHON_API = 0x030A0000  # the limited API of Python 3.10
 TORCH_API = "0x020a000000000000"  # the stable ABI of torch 2.10
 CUDA_ARCHITECTURES = "75 80 86 89 90 100 120"
+# Most of the time goes into the intermediate code that machine code is made from. Kernels ask for nothing that is newer
+# than the second of these: made from it, they are as fast on an H200 as those made for it alone.
+CUDA_INTERMEDIATE = (75, 80)
 OLDEST_NVCC = (12, 8)  # the first for all of these
 
 # The CPU's kernels, which know nothing of torch, are compiled for each of these by itself: it takes minutes. Those that
@@ -159,12 +162,31 @@ def cpu_extension(torch: Path) -> NativeExtension:
     )
 
 
+def cuda_code(architectures: list[str]) -> dict[int, list[str]]:
+    """The machine code to be made from each intermediate code; from the last one, also what later GPUs need."""
+    code: dict[int, list[str]] = {}
+    for architecture in architectures:
+        number = re.fullmatch(r"(\d+)[af]?", architecture)
+        older = [intermediate for intermediate in CUDA_INTERMEDIATE if number and intermediate <= int(number[1])]
+        if not older:
+            fail(
+                f"TORCH_ONNXPOOL_CUDA_ARCHITECTURES must name architectures from {CUDA_INTERMEDIATE[0]} on, "
+                f"got {architecture!r}"
+            )
+        code.setdefault(older[-1], []).append(f"sm_{architecture}")
+    latest = max(code)
+    code[latest].append(f"compute_{latest}")
+    return code
+
+
 def cuda_extension(torch: Path, nvcc: str) -> NativeExtension:
     """Of what torch has for CUDA, a torch without it has headers but no libraries: those are found when loading."""
     given = os.environ.get("TORCH_ONNXPOOL_CUDA_ARCHITECTURES") or CUDA_ARCHITECTURES
     architectures = re.split(r"[\s,;]+", given.strip())
-    targets = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in architectures]
-    targets.append(f"-gencode=arch=compute_{architectures[-1]},code=compute_{architectures[-1]}")
+    targets = [
+        f"-gencode=arch=compute_{intermediate},code=[{','.join(codes)}]"
+        for intermediate, codes in cuda_code(architectures).items()
+    ]
     flags = [
         *(f"-Xcompiler={flag}" for flag in ["-fPIC", *FLAGS]),
         *("-O3", "-fmad=false", "--expt-relaxed-constexpr", "--compress-mode=size", "--threads=2", *targets),

@@ -94,6 +94,14 @@ ONNXPOOL_HOST_DEVICE inline V whole_power(V base, int exponent) {
     return result;
 }
 
+// The same for exponents from 0 to 4, by a choice of products instead of branches.
+template <class V>
+ONNXPOOL_HOST_DEVICE inline V small_power(V base, int exponent) {
+    const V one = filled<V>(1), square = base * base;
+    const V even = exponent >= 4 ? square * square : exponent >= 2 ? square : one;
+    return exponent % 2 == 1 ? even * base : even;
+}
+
 #if !defined(__CUDACC__)
 
 // The polynomial with these coefficients, the highest first.
@@ -154,8 +162,11 @@ inline V cube_root(V x) {
 
 #endif
 
-// (sum over data of |x|^p)^(1/p). kExponent is p where a kernel is made for it, or 0.
-template <class T, int kExponent = 0>
+// The exponents p of norms for which kernels are made: one p, some that share kernels, or all of them.
+constexpr int kOneThreeOrFour = -1, kAnyExponent = 0;
+
+// (sum over data of |x|^p)^(1/p).
+template <class T, int kExponent = kAnyExponent>
 struct LpNorm : Sum<wide_accumulator_t<T>> {
     using Element = T;
     using typename Sum<wide_accumulator_t<T>>::Accumulator;
@@ -218,6 +229,7 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
     template <class V>
     ONNXPOOL_HOST_DEVICE V power(V base) const {
         if constexpr (kExponent > 0) return whole_power<kExponent>(base);
+        if constexpr (kExponent == kOneThreeOrFour) return small_power(base, whole_exponent);
         if (whole_exponent > 0) return whole_power(base, whole_exponent);
 #if !defined(__CUDACC__)
         if constexpr (!std::is_same_v<T, double>) {
@@ -234,7 +246,7 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
         if (is(4)) return square_root(square_root(sum));
 #if !defined(__CUDACC__)
         if constexpr (!std::is_same_v<T, double>) {
-            if (is(3)) return cube_root(sum);
+            if (kExponent == kOneThreeOrFour || is(3)) return cube_root(sum);
             return in_float64(sum, [this](auto x) { return power_of(x, 1 / static_cast<double>(p)); });
         }
 #endif
@@ -250,7 +262,9 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
         return std::isfinite(correction) ? root - root * correction : root;
     }
 
-    ONNXPOOL_HOST_DEVICE bool is(int exponent) const { return (kExponent ? kExponent : whole_exponent) == exponent; }
+    ONNXPOOL_HOST_DEVICE bool is(int exponent) const {
+        return (kExponent > 0 ? kExponent : whole_exponent) == exponent;
+    }
 };
 
 // The p-norm of data divided by `scale`, the largest magnitude among them, times `scale`: no power overflows, and those

@@ -42,6 +42,14 @@ def test_no_kernels_where_none_are_wanted():
     assert finished.stdout.splitlines()[-1] == "['torch_onnxpool._C']", finished.stderr
 
 
+def test_machine_code_is_made_for_each_architecture():
+    finished = run("print(setup['cuda_code'](['75', '86', '90a', '120']))", TORCH_ONNXPOOL_CUDA="0")
+    assert finished.stdout.splitlines()[-1] == "{75: ['sm_75'], 80: ['sm_86', 'sm_90a', 'sm_120', 'compute_80']}"
+    for unknown in ("70", "ninety", ""):
+        refused = run(f"setup['cuda_code'](['{unknown}'])", TORCH_ONNXPOOL_CUDA="0")
+        assert f"must name architectures from 75 on, got '{unknown}'" in refused.stderr
+
+
 def test_what_knows_nothing_of_torch_is_compiled_once_for_both_abis():
     code = "print([(u.object_file, u.flags) for e in setup['extensions']() for u in e.units])"
     finished = [run(code, TORCH_ONNXPOOL_ABI=abi, TORCH_ONNXPOOL_CUDA="0") for abi in ("stable", "aten")]

@@ -37,13 +37,9 @@ Plans for_bytes(ElementType type) {
 }
 
 template <class T>
-using L1Norm = LpNorm<T, 1>;
-template <class T>
 using L2Norm = LpNorm<T, 2>;
 template <class T>
-using L3Norm = LpNorm<T, 3>;
-template <class T>
-using L4Norm = LpNorm<T, 4>;
+using OtherWholeNorm = LpNorm<T, kOneThreeOrFour>;
 template <class T>
 using AnyNorm = LpNorm<T>;
 
@@ -53,10 +49,8 @@ Plans find_plans(ElementType type, [[maybe_unused]] const Call& call) {
         return for_floating_point<Average>(type);
     } else if constexpr (kReduction == Reduction::kLpNorm) {
         const double p = call.parameters.p;
-        if (p == 1) return for_floating_point<L1Norm>(type);
         if (p == 2) return for_floating_point<L2Norm>(type);
-        if (p == 3) return for_floating_point<L3Norm>(type);
-        if (p == 4) return for_floating_point<L4Norm>(type);
+        if (p == 1 || p == 3 || p == 4) return for_floating_point<OtherWholeNorm>(type);
         return for_floating_point<AnyNorm>(type);
     } else if constexpr (kReduction == Reduction::kMax) {
         return is_byte(type) ? for_bytes<Max>(type) : for_floating_point<Max>(type);

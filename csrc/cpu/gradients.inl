@@ -66,6 +66,7 @@ private:
     template <class V>
     V power(V base) const {
         if constexpr (kExponent > 0) return whole_power<kExponent - 1>(base);
+        if constexpr (kExponent == kOneThreeOrFour) return small_power(base, whole_exponent_ - 1);
         return whole_exponent_ > 0 ? whole_power(base, whole_exponent_ - 1) : power_of(base, p_ - 1);
     }
 

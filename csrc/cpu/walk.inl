@@ -315,13 +315,13 @@ constexpr bool is_norm<LpNorm<T, kExponent>> = true;
 template <class R>
 constexpr bool may_leave_range = false;
 template <class T, int kExponent>
-constexpr bool may_leave_range<LpNorm<T, kExponent>> = !std::is_same_v<T, float> || kExponent == 0;
+constexpr bool may_leave_range<LpNorm<T, kExponent>> = !std::is_same_v<T, float> || kExponent == kAnyExponent;
 
 // Whether elements cost much to lift: a power with any exponent.
 template <class R>
 constexpr bool is_dear = false;
 template <class T>
-constexpr bool is_dear<LpNorm<T, 0>> = true;
+constexpr bool is_dear<LpNorm<T, kAnyExponent>> = true;
 
 // Whether elements are accumulators as they are.
 template <class R>

@@ -62,7 +62,7 @@ template <class R>
 constexpr bool has_patches =
     !std::is_same_v<typename R::Element, double> && !(R::kIndexed && std::is_integral_v<typename R::Element>);
 template <class T>
-constexpr bool has_patches<LpNorm<T, 0>> = false;
+constexpr bool has_patches<LpNorm<T, kAnyExponent>> = false;
 template <class T>
 constexpr bool has_patches<Average<T, double>> = false;
 template <class T>
