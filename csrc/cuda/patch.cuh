@@ -216,15 +216,46 @@ __device__ inline void write_row(const Value (&values)[P::kColumns * P::kLanes],
     }
 }
 
+// Of the rows from `first_row` of the patch on that a window has, every column.
+template <class R, class P>
+__device__ inline void reduce_columns(const R& reduction, const PatchData<P, typename R::Element>& data, int first_row,
+                                      typename R::Accumulator (&columns)[P::kInputColumns * P::kLanes]) {
+#pragma unroll
+    for (int k = 0; k < P::kInputColumns * P::kLanes; ++k) {
+        const auto lifted = [&](int row) {
+            return reduction.lift(data.at(first_row + row, k / P::kLanes, k % P::kLanes));
+        };
+        columns[k] = lifted(0);
+#pragma unroll
+        for (int t = 1; t < P::kRowKernel; ++t) columns[k] = reduction.combine(columns[k], lifted(t));
+    }
+}
+
+// The windows of a row of outputs, of what their columns combine to.
+template <class R, class P>
+__device__ inline void reduce_along(const R& reduction,
+                                    const typename R::Accumulator (&columns)[P::kInputColumns * P::kLanes],
+                                    typename R::Accumulator (&accumulators)[P::kColumns * P::kLanes]) {
+#pragma unroll
+    for (int k = 0; k < P::kColumns * P::kLanes; ++k) {
+        const int first = k / P::kLanes * P::kStride * P::kLanes + k % P::kLanes;
+        accumulators[k] = columns[first];
+#pragma unroll
+        for (int t = 1; t < P::kKernel; ++t) {
+            accumulators[k] = reduction.combine(accumulators[k], columns[first + t * P::kLanes]);
+        }
+    }
+}
+
 // The accumulators of the windows of a row of outputs, which begin in row `first_row` of the patch.
 template <class R, class P>
 __device__ inline void reduce_row(const R& reduction, const PatchData<P, typename R::Element>& data, int first_row,
                                   typename R::Accumulator (&accumulators)[P::kColumns * P::kLanes]) {
     using Accumulator = typename R::Accumulator;
-    const auto lifted = [&](int row, int column, int lane) {
-        return reduction.lift(data.at(first_row + row, column, lane));
-    };
     if constexpr (R::kInOrder) {
+        const auto lifted = [&](int row, int column, int lane) {
+            return reduction.lift(data.at(first_row + row, column, lane));
+        };
 #pragma unroll
         for (int k = 0; k < P::kColumns * P::kLanes; ++k) {
             const int column = k / P::kLanes * P::kStride, lane = k % P::kLanes;
@@ -237,25 +268,8 @@ __device__ inline void reduce_row(const R& reduction, const PatchData<P, typenam
         }
     } else {  // rows first, then along the row
         Accumulator of_columns[P::kInputColumns * P::kLanes];
-#pragma unroll
-        for (int k = 0; k < P::kInputColumns * P::kLanes; ++k) {
-            Accumulator accumulator = lifted(0, k / P::kLanes, k % P::kLanes);
-#pragma unroll
-            for (int t = 1; t < P::kRowKernel; ++t) {
-                accumulator = reduction.combine(accumulator, lifted(t, k / P::kLanes, k % P::kLanes));
-            }
-            of_columns[k] = accumulator;
-        }
-#pragma unroll
-        for (int k = 0; k < P::kColumns * P::kLanes; ++k) {
-            const int first = k / P::kLanes * P::kStride * P::kLanes + k % P::kLanes;
-            Accumulator accumulator = of_columns[first];
-#pragma unroll
-            for (int t = 1; t < P::kKernel; ++t) {
-                accumulator = reduction.combine(accumulator, of_columns[first + t * P::kLanes]);
-            }
-            accumulators[k] = accumulator;
-        }
+        reduce_columns<R, P>(reduction, data, first_row, of_columns);
+        reduce_along<R, P>(reduction, of_columns, accumulators);
     }
 }
 
@@ -323,18 +337,17 @@ __device__ inline void reduce_row_of_pairs(const PatchData<P, T>& data, int firs
 }
 
 // Of a window in column `first_column` of the patch, the largest datum, and its number among the taps, counted row by
-// row. `first_tap` is the first datum, which padding cannot exceed.
+// row from `taps_before` on; if none is larger than the one before, that stays.
 template <class P, class T>
 __device__ inline void find_largest(const PatchData<P, T>& data, int first_row, int first_column, int lane,
-                                    int32_t first_tap, comparable_t<T>& largest, int32_t& tap) {
-    tap = first_tap;
+                                    int32_t taps_before, comparable_t<T>& largest, int32_t& tap) {
 #pragma unroll
     for (int t = 0; t < P::kTaps; ++t) {
         const auto value =
             static_cast<comparable_t<T>>(data.at(first_row + t / P::kKernel, first_column + t % P::kKernel, lane));
         const bool is_larger = !(value <= largest) && largest == largest;  // or the first NaN
         largest = is_larger ? value : largest;
-        tap = is_larger ? t : tap;
+        tap = is_larger ? taps_before + t : tap;
     }
 }
 
@@ -357,10 +370,12 @@ __device__ __attribute__((noinline)) void write_rare_rows(const Problem<Small>& 
     }
 }
 
-template <class R, class P>
+// Windows have data in one slice, or in several, which are visited one after the other.
+template <class R, class P, bool kSeveralSlices>
 __global__ void __launch_bounds__(kThreads)
     forward_patches(int64_t first_block, const __grid_constant__ Problem<Small> problem) {
     using T = typename R::Element;
+    using Accumulator = typename R::Accumulator;
     const int64_t number = (first_block + blockIdx.x) * kThreads + threadIdx.x;
     if (number >= problem.places.count) return;
     const R reduction(problem.parameters);
@@ -370,13 +385,61 @@ __global__ void __launch_bounds__(kThreads)
     const Position<Small> output = problem.places[number];
     const int32_t first_row = output.spatial[1] * P::kRowStride - rows.pad_begin;
     const int32_t first_column = output.spatial[2] * P::kStride - columns.pad_begin;
-    const int32_t slice = output.spatial[0] * problem.axes[0].stride;
     const T* plane = problem.x.template plane<const T>(output.image, output.channel);
-    PatchData<P, T> data;
-    read_patch<P>(plane + slice * problem.x.strides[0], problem.x, rows, columns, first_row, first_column,
-                  outside_of(reduction), data);
+    const auto read_slice = [&](int32_t slice, PatchData<P, T>& data) {
+        read_patch<P>(plane + slice * problem.x.strides[0], problem.x, rows, columns, first_row, first_column,
+                      outside_of(reduction), data);
+    };
 
+    // ---- The slices ----
     constexpr int results_of_row = P::kColumns * P::kLanes;
+    RangeOf<int32_t> slices{output.spatial[0] * problem.axes[0].stride, 1, 1};
+    int32_t depth_divisor = 1;
+    PatchData<P, T> data;
+    [[maybe_unused]] Accumulator of_columns[kSeveralSlices && !R::kIndexed ? P::kRows : 1]
+                                           [P::kInputColumns * P::kLanes];
+    [[maybe_unused]] comparable_t<T> largest[R::kIndexed ? P::kRows : 1][results_of_row];
+    [[maybe_unused]] int32_t taps[R::kIndexed ? P::kRows : 1][results_of_row];
+    if constexpr (R::kIndexed) {
+#pragma unroll
+        for (int k = 0; k < P::kRows * results_of_row; ++k) {
+            const int i = k / results_of_row, of_row = k % results_of_row;
+            const int32_t row = first_row + i * P::kRowStride, column = first_column + of_row / P::kLanes * P::kStride;
+            largest[i][of_row] = static_cast<comparable_t<T>>(outside_of(reduction));
+            taps[i][of_row] = (row < 0 ? -row : 0) * P::kKernel + (column < 0 ? -column : 0);  // the first datum
+        }
+    }
+    [[maybe_unused]] const auto find_in_row = [&](int i, int32_t taps_before) {
+#pragma unroll
+        for (int k = 0; k < results_of_row; ++k) {
+            find_largest<P>(data, i * P::kRowStride, k / P::kLanes * P::kStride, k % P::kLanes, taps_before,
+                            largest[i][k], taps[i][k]);
+        }
+    };
+    if constexpr (kSeveralSlices) {
+        slices = data_taps(problem.axes[0], output.spatial[0]);
+        depth_divisor = counted_taps(problem.axes[0], output.spatial[0], divisor);
+        for (int32_t d = 0; d < slices.count; ++d) {
+            read_slice(slices.begin + d * slices.step, data);
+#pragma unroll
+            for (int i = 0; i < P::kRows; ++i) {
+                if constexpr (R::kIndexed) {
+                    find_in_row(i, d * P::kTaps);
+                } else {
+                    Accumulator of_slice[P::kInputColumns * P::kLanes];
+                    reduce_columns<R, P>(reduction, data, i * P::kRowStride, of_slice);
+#pragma unroll
+                    for (int k = 0; k < P::kInputColumns * P::kLanes; ++k) {
+                        of_columns[i][k] = d == 0 ? of_slice[k] : reduction.combine(of_columns[i][k], of_slice[k]);
+                    }
+                }
+            }
+        }
+    } else {
+        read_slice(slices.begin, data);
+    }
+
+    // ---- The results ----
     const int32_t columns_left = columns.output - output.spatial[2];
     T* y = problem.y.template plane<T>(output.image, output.channel) + problem.y.offset(output.spatial, Small::kRank);
     int32_t column_divisors[P::kColumns];
@@ -393,37 +456,37 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < P::kRows; ++i) {
         if (output.spatial[1] + i >= rows.output) break;
         const int32_t row_of_window = first_row + i * P::kRowStride;
-        const int32_t own_row_divisor = rows.count(row_of_window);
+        const int32_t own_row_divisor = depth_divisor * rows.count(row_of_window);
         bool is_plain = columns_have_data && own_row_divisor > 0;
         T results[results_of_row];
         if constexpr (R::kIndexed) {
+            if constexpr (!kSeveralSlices) find_in_row(i, 0);
             int64_t indices[results_of_row];
 #pragma unroll
             for (int k = 0; k < results_of_row; ++k) {
                 const int j = k / P::kLanes, lane = k % P::kLanes;
-                const int32_t column_of_window = first_column + j * P::kStride;
-                const int32_t first_tap = (row_of_window < 0 ? -row_of_window : 0) * P::kKernel +
-                                          (column_of_window < 0 ? -column_of_window : 0);
-                auto largest = static_cast<comparable_t<T>>(outside_of(reduction));
-                int32_t tap;
-                find_largest<P>(data, i * P::kRowStride, j * P::kStride, lane, first_tap, largest, tap);
-                const int32_t position[] = {slice, row_of_window + tap / P::kKernel,
-                                            column_of_window + tap % P::kKernel};
+                const int32_t d = kSeveralSlices ? taps[i][k] / P::kTaps : 0, tap = taps[i][k] - d * P::kTaps;
+                const int32_t position[] = {slices.begin + d * slices.step, row_of_window + tap / P::kKernel,
+                                            first_column + j * P::kStride + tap % P::kKernel};
                 const bool has_data = own_row_divisor > 0 && column_divisors[j] > 0;
                 indices[k] = has_data ? problem.flat.image_stride * output.image +
                                             problem.flat.channel_stride * (output.channel + lane) +
                                             problem.flat.offset(position, Small::kRank)
                                       : -1;
-                results[k] = has_data ? static_cast<T>(largest) : reduction.empty();
+                results[k] = has_data ? static_cast<T>(largest[i][k]) : reduction.empty();
             }
             int64_t* to = problem.indices.template plane<int64_t>(output.image, output.channel) +
                           problem.indices.offset(output.spatial, Small::kRank);
             write_row<P>(indices, to + i * problem.indices.strides[1], problem.indices.strides[2], columns_left);
-        } else if constexpr (is_max<R> && is_half_precision<T>) {
+        } else if constexpr (is_max<R> && is_half_precision<T> && !kSeveralSlices) {
             reduce_row_of_pairs(data, i * P::kRowStride, larger_pair<T>, results);
         } else {
-            typename R::Accumulator accumulators[results_of_row];
-            reduce_row<R, P>(reduction, data, i * P::kRowStride, accumulators);
+            Accumulator accumulators[results_of_row];
+            if constexpr (kSeveralSlices) {
+                reduce_along<R, P>(reduction, of_columns[i], accumulators);
+            } else {
+                reduce_row<R, P>(reduction, data, i * P::kRowStride, accumulators);
+            }
             if constexpr (R::kDivides) {
                 if (own_row_divisor != row_divisor) {
                     row_divisor = own_row_divisor;
@@ -478,12 +541,12 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- The choice ----
 
-template <class R, class P>
+template <class R, class P, bool kSeveralSlices = false>
 void launch_patches(const Call& call, const Context& context) {
     Problem<Small> problem(call);
     problem.make_rows_of_channels(call);
     problem.number(call, &DeviceAxis<int32_t>::output, P::kLanes, P::kRows, P::kColumns);
-    launch(forward_patches<R, P>, blocks_for(problem.places.count), 0, context.stream, problem);
+    launch(forward_patches<R, P, kSeveralSlices>, blocks_for(problem.places.count), 0, context.stream, problem);
 }
 
 // Shapes of patches: the fastest of those that were tried on an H200.
@@ -497,6 +560,9 @@ struct PatchShapes {
     template <int kBefore>
     using LongVectors = Patch<Window, 8, 8, 1, 8, kBefore>;
     using Elements = Patch<Window, slides ? 8 : 4, 2, 1>;
+    // With several slices, whose combined columns take registers as well.
+    using VolumeChannels = Patch<Window, 2, 2, is_narrow ? 4 : 2>;
+    using VolumeElements = Patch<Window, slides ? 4 : 2, 2, 1>;
 };
 
 // Launches patches whose columns are read in vectors, where they are aligned and none lies outside of the plane.
@@ -570,16 +636,37 @@ bool with_row_window(const Geometry& geometry, const Function& function) {
     return false;
 }
 
+template <class R, class Window>
+void forward_volume_patches_of(const Call& call, const Context& context) {
+    using Shapes = PatchShapes<typename R::Element, Window>;
+    if (has_channel_vectors(call, sizeof(typename R::Element))) {
+        return launch_patches<R, typename Shapes::VolumeChannels, true>(call, context);
+    }
+    launch_patches<R, typename Shapes::VolumeElements, true>(call, context);
+}
+
+// Whether there are patches over several slices: not for what would need more registers, or is used too rarely for the
+// time that it takes to compile.
+template <class R>
+constexpr bool has_volume_patches = !std::is_integral_v<typename R::Element> && (R::kDivides || is_max<R>);
+
 // False if these kernels do not take the windows.
 template <class R>
 bool forward_patches(const Call& call, const Context& context) {
-    if (call.geometry.rank == 3) {  // every window has data in one slice, and no padding
-        const Axis& depth = call.geometry.axes[0];
-        if (depth.kernel != 1 || depth.pad_begin != 0 || (depth.output - 1) * depth.stride >= depth.input) return false;
-    }
+    const Axis& depth = call.geometry.axes[0];
+    const bool has_one_slice = call.geometry.rank < 3 || (depth.kernel == 1 && depth.pad_begin == 0 &&
+                                                          (depth.output - 1) * depth.stride < depth.input);
     const auto compute = [&](auto window) {
-        forward_patches_of<R, decltype(window)>(call, context);
-        return true;
+        using Window = decltype(window);
+        if (has_one_slice) {
+            forward_patches_of<R, Window>(call, context);
+            return true;
+        }
+        if constexpr (has_volume_patches<R> && Window::kRowKernel > 1 && Window::kKernel <= 3) {
+            forward_volume_patches_of<R, Window>(call, context);
+            return true;
+        }
+        return false;
     };
     return call.geometry.rank == 1 ? !call.channels_innermost && with_row_window<R>(call.geometry, compute)
                                    : with_square_window<R>(call.geometry, compute);
