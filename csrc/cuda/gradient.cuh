@@ -19,7 +19,7 @@ struct GradientArithmetic {
 
     // What a window with result y sends to its datum x, if that is linear in x, divided by x.
     static __device__ Sum linear_factor(Sum grad_y, T y) {
-        return widened(y) == 0 ? Sum(0) : quotient_for_float32(grad_y, widened(y));
+        return widened(y) == 0 ? Sum(0) : quotient_for_narrower(grad_y, widened(y));
     }
 };
 

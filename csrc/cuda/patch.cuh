@@ -549,14 +549,17 @@ void launch_patches(const Call& call, const Context& context) {
     launch(forward_patches<R, P, kSeveralSlices>, blocks_for(problem.places.count), 0, context.stream, problem);
 }
 
-// Shapes of patches: the fastest of those that were tried on an H200.
-template <class T, class Window>
+// Shapes of patches: the fastest of those that were tried on an H200. Indices take registers.
+template <class R, class Window>
 struct PatchShapes {
+    using T = typename R::Element;
     static constexpr bool is_narrow = sizeof(T) < 4, slides = Window::kStride == 1;
-    static constexpr bool has_long_rows = is_half_precision<T> && slides && Window::kKernel == 3;
-    using Channels = Patch<Window, is_narrow && !slides ? 2 : 4, has_long_rows ? 4 : 2, is_narrow ? 4 : 2>;
+    static constexpr bool has_long_rows = is_half_precision<T> && slides && Window::kKernel == 3 && !R::kIndexed;
+    static constexpr bool is_row = Window::kRowKernel == 1;
+    using Channels = Patch<Window, is_narrow && !slides ? 2 : 4, has_long_rows ? 4 : 2,
+                           is_narrow && !(slides && R::kIndexed) ? 4 : 2>;
     template <int kBefore>
-    using Vectors = Patch<Window, is_narrow && slides ? 8 : 4, 4, 1, 4, kBefore>;
+    using Vectors = Patch<Window, is_narrow && slides && (is_row || !R::kIndexed) ? 8 : 4, 4, 1, 4, kBefore>;
     template <int kBefore>
     using LongVectors = Patch<Window, 8, 8, 1, 8, kBefore>;
     using Elements = Patch<Window, slides ? 8 : 4, 2, 1>;
@@ -584,7 +587,7 @@ bool forward_vectors(const Call& call, const Context& context) {
 template <class R, class Window>
 void forward_patches_of(const Call& call, const Context& context) {
     using T = typename R::Element;
-    using Shapes = PatchShapes<T, Window>;
+    using Shapes = PatchShapes<R, Window>;
     constexpr bool is_row = Window::kRowKernel == 1;
     if constexpr (!is_row) {
         if (has_channel_vectors(call, sizeof(T))) {
@@ -593,7 +596,7 @@ void forward_patches_of(const Call& call, const Context& context) {
     }
     // Those that keep the size, and those of a stem or between stages.
     constexpr int half = Window::kKernel > Window::kStride ? Window::kKernel / 2 : 0;
-    if constexpr (is_half_precision<T> && Window::kStride == 1 && !is_row) {
+    if constexpr (is_half_precision<T> && Window::kStride == 1 && !is_row && !R::kIndexed) {
         if (forward_vectors<R, typename Shapes::template LongVectors<half>>(call, context)) return;
     }
     if (forward_vectors<R, typename Shapes::template Vectors<half>>(call, context)) return;
@@ -638,7 +641,7 @@ bool with_row_window(const Geometry& geometry, const Function& function) {
 
 template <class R, class Window>
 void forward_volume_patches_of(const Call& call, const Context& context) {
-    using Shapes = PatchShapes<typename R::Element, Window>;
+    using Shapes = PatchShapes<R, Window>;
     if (has_channel_vectors(call, sizeof(typename R::Element))) {
         return launch_patches<R, typename Shapes::VolumeChannels, true>(call, context);
     }

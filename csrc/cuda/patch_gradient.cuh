@@ -53,14 +53,17 @@ constexpr bool reads_by_rows = R::kIndexed && !kSeveralSlices && P::kRowKernel >
 
 // How many blocks run at once at least: what was fastest on an H200.
 template <class R, class P, bool kSeveralSlices>
-constexpr int kGradientBlocks = reads_by_rows<R, P, kSeveralSlices>                ? (P::kLanes == 1 ? 3 : 2)
-                                : !kSeveralSlices && R::kDivides && P::kLanes == 2 ? 3
-                                                                                   : 0;
+constexpr int gradient_blocks() {
+    if (reads_by_rows<R, P, kSeveralSlices>) return P::kLanes == 1 ? 3 : 2;
+    const bool is_average_of_pairs = R::kDivides && P::kLanes == 2;
+    const bool is_norm_of_halves = is_norm<R> && sizeof(typename R::Element) == 2 && P::kRowStride > 1;
+    return !kSeveralSlices && (is_average_of_pairs || is_norm_of_halves) ? 3 : 0;
+}
 
 // Where several slices of windows may cover an element, they are visited one after the other; by a kernel of its own,
 // since a loop takes registers.
 template <class R, class P, bool kSeveralSlices>
-__global__ void __launch_bounds__(kThreads, kGradientBlocks<R, P, kSeveralSlices>)
+__global__ void __launch_bounds__(kThreads, gradient_blocks<R, P, kSeveralSlices>())
     backward_patches(int64_t first_block, const __grid_constant__ Problem<Small> problem) {
     using T = typename R::Element;
     using Gradient = GradientArithmetic<R>;
@@ -283,13 +286,13 @@ template <class R, class Window>
 struct GradientPatchShapes {
     static constexpr bool is_narrow = sizeof(typename R::Element) < 4, is_large = Window::kKernel > 3;
     static constexpr bool is_row = Window::kRowKernel == 1, slides = Window::kStride == 1 && !is_row;
-    using Channels = GradientPatch<Window, 4, 2, is_narrow && !is_large ? 4 : 2>;
+    using Channels = GradientPatch<Window, 4, 2, is_narrow && !is_large && !(slides && is_norm<R>) ? 4 : 2>;
     template <int kPhase>
     using Vectors = GradientPatch<Window,
-                                  slides && R::kIndexed  ? 4
-                                  : is_narrow && !is_row ? 8
-                                  : slides               ? 6
-                                                         : 4,
+                                  slides && (R::kIndexed || (is_norm<R> && is_narrow)) ? 4
+                                  : is_narrow && !is_row                               ? 8
+                                  : slides                                             ? 6
+                                                                                       : 4,
                                   4, 1, kPhase, true>;
     using Elements = GradientPatch<Window, 4, 2, 1>;
 };

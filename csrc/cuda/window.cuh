@@ -24,15 +24,20 @@ constexpr bool is_sum = is_norm<R>;
 template <class T, class A>
 constexpr bool is_sum<Average<T, A>> = true;
 
-// numerator / denominator, to be rounded to float32 later: float64 is good to 2^-39 here.
+// numerator / denominator, to be rounded later: of float64 to float32, where it is good to 2^-39, and of float32, which
+// holds numbers of float16, to float16, where it is good to 2^-22.
 template <class Number>
-__device__ inline Number quotient_for_float32(Number numerator, Number denominator) {
+__device__ inline Number quotient_for_narrower(Number numerator, Number denominator) {
 #if defined(__CUDA_ARCH__)
     if constexpr (sizeof(Number) == 8) {
         double guess;  // good to 2^-20
         asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(guess) : "d"(denominator));
         const double better = std::fma(std::fma(-denominator, guess, 1.0), guess, guess);
         return numerator * (guess == 0 ? guess : better);  // 1 / infinity
+    } else {
+        float reciprocal;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(denominator));
+        return numerator * reciprocal;
     }
 #endif
     return numerator / denominator;
