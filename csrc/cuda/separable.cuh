@@ -100,7 +100,7 @@ public:
     using Element = typename R::Element;
     using Accumulator = typename R::Accumulator;
 
-    // Whose elements are combined, and into what.
+    // What is written, and how many of its places there are along the first axis.
     static ONNXPOOL_HOST_DEVICE const View<Small>& target(const Problem<Small>& problem) { return problem.y; }
     static int32_t depth(const Problem<Small>& problem) { return problem.axes[0].output; }
     // Of the memory that threads share, for a tile of so many rows and columns.
