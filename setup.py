@@ -191,13 +191,15 @@ def cuda_extension(torch: Path, nvcc: str) -> NativeExtension:
         *(f"-Xcompiler={flag}" for flag in ["-fPIC", *FLAGS]),
         *("-O3", "-fmad=false", "--expt-relaxed-constexpr", "--compress-mode=size", "--threads=2", *targets),
     ]
+    kernels = units_of("csrc/cuda/*.cu", [*flags, "-std=c++17"], "any")
+    kernels.sort(key=lambda unit: not unit.source.endswith("norm.cu"))  # which takes longest
     bindings = [*flags, "-DUSE_CUDA", "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE", *interface_flags(torch)]
     if ABI == "aten":
         bindings.append("-Xcompiler=-Wno-unused-parameter")
     return NativeExtension(
         "torch_onnxpool._cuda",
         [
-            *units_of("csrc/cuda/*.cu", [*flags, "-std=c++17"], "any"),
+            *kernels,
             *units_of("csrc/cuda/*.cpp", bindings, ABI),
         ],
         compiler=nvcc,
