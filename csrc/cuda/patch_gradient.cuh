@@ -47,9 +47,11 @@ __device__ inline Number reciprocal(int32_t count) {
     }
 }
 
-// Indices take too many registers for reading all windows of a patch at once, if these overlap in every row.
+// Indices take too many registers for reading all windows of a patch at once, if these overlap in every row. But for
+// large windows and pairs of halves, of which the compiler makes slow code then.
 template <class R, class P, bool kSeveralSlices>
-constexpr bool reads_by_rows = R::kIndexed && !kSeveralSlices && P::kRowKernel > 1 && P::kRowStride == 1;
+constexpr bool reads_by_rows = R::kIndexed && !kSeveralSlices && P::kRowKernel > 1 && P::kRowStride == 1 &&
+                               !(sizeof(typename R::Element) == 2 && P::kLanes > 1 && P::kKernel > 3);
 
 // How many blocks run at once at least: what was fastest on an H200.
 template <class R, class P, bool kSeveralSlices>
