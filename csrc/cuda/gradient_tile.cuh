@@ -72,8 +72,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
 
-    const int32_t rows =
-        row_axis.input - tile.first_row < tiling.rows ? row_axis.input - tile.first_row : tiling.rows.value;
+    const int32_t rows = places_left(row_axis.input, tile.first_row, tiling.rows);
     // Calls visit(column, position, grad_x) for the columns of inputs of this thread, with the position of the first
     // row.
     const auto for_each_column = [&](auto visit) {

@@ -588,19 +588,18 @@ template <class R, class Window>
 void forward_patches_of(const Call& call, const Context& context) {
     using T = typename R::Element;
     using Shapes = PatchShapes<R, Window>;
-    constexpr bool is_row = Window::kRowKernel == 1;
-    if constexpr (!is_row) {
+    if constexpr (!Shapes::is_row) {
         if (has_channel_vectors(call, sizeof(T))) {
             return launch_patches<R, typename Shapes::Channels>(call, context);
         }
     }
     // Those that keep the size, and those of a stem or between stages.
     constexpr int half = Window::kKernel > Window::kStride ? Window::kKernel / 2 : 0;
-    if constexpr (is_half_precision<T> && Window::kStride == 1 && !is_row && !R::kIndexed) {
+    if constexpr (is_half_precision<T> && Window::kStride == 1 && !Shapes::is_row && !R::kIndexed) {
         if (forward_vectors<R, typename Shapes::template LongVectors<half>>(call, context)) return;
     }
     if (forward_vectors<R, typename Shapes::template Vectors<half>>(call, context)) return;
-    if constexpr (half > 0 && Window::kStride > 1 && !is_row) {
+    if constexpr (half > 0 && Window::kStride > 1 && !Shapes::is_row) {
         if (forward_vectors<R, typename Shapes::template Vectors<0>>(call, context)) return;
     }
     launch_patches<R, typename Shapes::Elements>(call, context);

@@ -304,8 +304,7 @@ void backward_patches_of(const Call& call, const Context& context) {
     using T = typename R::Element;
     using Shapes = GradientPatchShapes<R, Window>;
     constexpr int columns = 4;
-    constexpr bool is_row = Window::kRowKernel == 1;
-    if constexpr (!is_row) {
+    if constexpr (!Shapes::is_row) {
         if (has_channel_vectors(call, sizeof(T))) {
             return launch_gradient_patches<R, typename Shapes::Channels, kSeveralSlices>(call, context);
         }

@@ -55,10 +55,8 @@ __global__ void __launch_bounds__(kThreads)
     const CoveringRange rows(row_axis, tile.first_row, tiling.rows);
     const CoveringRange columns(column_axis, tile.first_column, tiling.columns);
     constexpr int together = 4;
-    const int32_t own_rows =
-        row_axis.input - tile.first_row < tiling.rows ? row_axis.input - tile.first_row : tiling.rows;
-    const int32_t own_columns =
-        column_axis.input - tile.first_column < tiling.columns ? column_axis.input - tile.first_column : tiling.columns;
+    const int32_t own_rows = places_left(row_axis.input, tile.first_row, tiling.rows);
+    const int32_t own_columns = places_left(column_axis.input, tile.first_column, tiling.columns);
     const int32_t first_own[] = {tile.depth, tile.first_row, tile.first_column};
     const int64_t first_own_index = first_index + problem.flat.offset(first_own, Small::kRank);
     // Where in the tile the datum with this index is, or -1.
@@ -70,15 +68,15 @@ __global__ void __launch_bounds__(kThreads)
             const int32_t row = number / tiling.strides[1], column = number - row * tiling.strides[1].value;
             return column < own_columns ? row * tiling.columns.value + column : -1;
         }
-        const auto number = static_cast<int32_t>(index - first_index);
-        if (number < 0 || number != index - first_index) return -1;
+        index -= first_index;
+        const auto number = static_cast<int32_t>(index);
+        if (number < 0 || number != index) return -1;
         int32_t position[Small::kRank];
 #pragma unroll
         for (int a = 0; a < Small::kRank; ++a) position[a] = number / tiling.strides[a] % tiling.sizes[a];
         const int32_t row = position[1] - tile.first_row, column = position[2] - tile.first_column;
         const bool is_own = position[0] == tile.depth && problem.flat.offset(position, Small::kRank) == number &&
-                            static_cast<uint32_t>(row) < static_cast<uint32_t>(own_rows) &&
-                            static_cast<uint32_t>(column) < static_cast<uint32_t>(own_columns);
+                            has_place(own_rows, row) && has_place(own_columns, column);
         return is_own ? row * tiling.columns.value + column : -1;
     };
     for (int32_t slice = slices.begin; slice < slices.end; ++slice) {

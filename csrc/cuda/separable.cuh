@@ -134,9 +134,7 @@ public:
                         problem_.x.offset(first, Small::kRank);
         return [this, x, first_row](int32_t row) {
             auto element = outside_of(reduction_);
-            const bool is_inside =
-                static_cast<uint32_t>(first_row + row) < static_cast<uint32_t>(problem_.axes[1].input);
-            if (kInside || is_inside) element = x[row * problem_.x.strides[1]];
+            if (kInside || has_place(problem_.axes[1].input, first_row + row)) element = x[row * problem_.x.strides[1]];
             return reduction_.lift(element);
         };
     }
@@ -203,7 +201,7 @@ public:
             const int32_t window_rows = reach<int32_t>(problem.axes[1], tiling.rows);
             for (int32_t i = threadIdx.x; i < window_rows; i += kThreads) {
                 const int32_t window = first_window_row_ + i;
-                const bool is_window = window >= 0 && window < problem.axes[1].input;
+                const bool is_window = has_place(problem.axes[1].input, window);
                 row_weights_[i] = is_window ? 1 / static_cast<Accumulator>(divisor(1, window)) : 0;
             }
         }
@@ -221,9 +219,7 @@ public:
         const Element* grad_y = of(problem_.grad_y);
         [[maybe_unused]] const Element* y = of(problem_.y);
         return [this, grad_y, y, first_row](int32_t row) -> Accumulator {
-            const bool is_inside =
-                static_cast<uint32_t>(first_row + row) < static_cast<uint32_t>(problem_.axes[1].input);
-            if (!kInside && !is_inside) return 0;
+            if (!kInside && !has_place(problem_.axes[1].input, first_row + row)) return 0;
             const Accumulator gradient = Gradient::widened(grad_y[row * problem_.grad_y.strides[1]]);
             if constexpr (R::kDivides) {
                 return gradient * row_weights_[first_row - first_window_row_ + row];
@@ -318,8 +314,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     T* to = view.template plane<T>(position.image, position.channel) + view.offset(place, Small::kRank);
     __syncthreads();
 
-    const int32_t rows_left = row_axis.output - tile.first_row;
-    const int32_t rows = rows_left < tiling.rows ? rows_left : tiling.rows.value;
+    const int32_t rows = places_left(row_axis.output, tile.first_row, tiling.rows);
     for (int32_t done = 0; done < rows; done += kRun) {
         // ---- Along the columns ----
         const int32_t first_input_row = first_tap(row_axis, tile.first_row + done);
@@ -458,13 +453,13 @@ bool choose_separable_tiling(const Call& call, const Problem<Small>& problem, Se
     return true;
 }
 
-// With runs of kLongRun, or of shorter ones where only their windows have taps in common. False if these kernels do not
+// With runs of kRun, or of shorter ones where only their windows have taps in common. False if these kernels do not
 // take the windows.
 template <class Work, int kRun>
 bool launch_separable(const Call& call, const Problem<Small>& problem, const Context& context) {
     constexpr int short_run = 8;
     if constexpr (kRun > short_run) {
-        const bool suits_long_runs = std::all_of(problem.axes + 1, problem.axes + 3, [&](const auto& axis) {
+        const bool suits_long_runs = std::all_of(problem.axes + 1, problem.axes + Small::kRank, [&](const auto& axis) {
             return axis.kernel > (kRun - 1) * axis.stride || axis.kernel <= (short_run - 1) * axis.stride;
         });
         if (!suits_long_runs) return launch_separable<Work, short_run>(call, problem, context);
