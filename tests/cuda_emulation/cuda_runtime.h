@@ -67,6 +67,10 @@ inline void __syncthreads() { emulation::wait_for_block(); }
 inline void __syncwarp(unsigned = ~0u) { emulation::wait_for_warp(); }
 
 template <class T>
+T __shfl_sync(unsigned, T value, int lane, int = 32) {
+    return emulation::from_lane(value, static_cast<unsigned>(lane) % 32);
+}
+template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask, int = 32) {
     return emulation::from_lane(value, threadIdx.x % 32 ^ static_cast<unsigned>(mask));
 }
@@ -92,6 +96,12 @@ inline int __any_sync(unsigned lanes, int predicate) {
     const unsigned like_this = __match_any_sync(lanes, predicate != 0);
     return predicate != 0 || like_this != ~0u;
 }
+// The lanes whose predicate holds.
+inline unsigned __ballot_sync(unsigned lanes, int predicate) {
+    const unsigned like_this = __match_any_sync(lanes, predicate != 0);
+    return predicate != 0 ? like_this : ~like_this;
+}
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 template <class T>
