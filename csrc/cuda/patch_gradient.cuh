@@ -49,17 +49,18 @@ __device__ inline Number reciprocal(int32_t count) {
 
 // Indices take too many registers for reading all windows of a patch at once, if these overlap in every row. But for
 // large windows and pairs of halves, of which the compiler makes slow code then.
-template <class R, class P, bool kSeveralSlices>
-constexpr bool reads_by_rows = R::kIndexed && !kSeveralSlices && P::kRowKernel > 1 && P::kRowStride == 1 &&
+template <class R, class P>
+constexpr bool reads_by_rows = R::kIndexed && P::kRowKernel > 1 && P::kRowStride == 1 &&
                                !(sizeof(typename R::Element) == 2 && P::kLanes > 1 && P::kKernel > 3);
 
 // How many blocks run at once at least: what was fastest on an H200.
 template <class R, class P, bool kSeveralSlices>
 constexpr int gradient_blocks() {
-    if (reads_by_rows<R, P, kSeveralSlices>) return P::kLanes == 1 ? 3 : 2;
+    if (kSeveralSlices) return 2;
+    if (reads_by_rows<R, P>) return P::kLanes == 1 ? 3 : 2;
     const bool is_average_of_pairs = R::kDivides && P::kLanes == 2;
     const bool is_norm_of_halves = is_norm<R> && sizeof(typename R::Element) == 2 && P::kRowStride > 1;
-    return !kSeveralSlices && (is_average_of_pairs || is_norm_of_halves) ? 3 : 0;
+    return is_average_of_pairs || is_norm_of_halves ? 3 : 0;
 }
 
 // Where several slices of windows may cover an element, they are visited one after the other; by a kernel of its own,
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, gradient_blocks<R, P, kSeveralSlices
                 }
             }
         };
-        constexpr bool by_rows = reads_by_rows<R, P, kSeveralSlices>;
+        constexpr bool by_rows = reads_by_rows<R, P>;
         const bool some_outside = !all_inside || !is_inside_of_depth;
         const auto clear_outside = [&](int i) {
             const bool row_is_inside = is_inside_of_depth && rows.has_window(first_window_row + i);
@@ -299,17 +300,25 @@ struct GradientPatchShapes {
     using Elements = GradientPatch<Window, 4, 2, 1>;
 };
 
+// Whether large windows of maxima are left to scatter.cuh where channels do not lie side by side: in float32 it is
+// faster, in the halves it is not.
+template <class R, class Window>
+constexpr bool leaves_rows = R::kIndexed && Window::kKernel > 3 && sizeof(typename R::Element) > 2;
+
+// False if these kernels leave the windows to others.
 template <class R, class Window, bool kSeveralSlices>
-void backward_patches_of(const Call& call, const Context& context) {
+bool backward_patches_of(const Call& call, const Context& context) {
     using T = typename R::Element;
     using Shapes = GradientPatchShapes<R, Window>;
     constexpr int columns = 4;
+    const auto compute = [&](auto patch) {
+        launch_gradient_patches<R, decltype(patch), kSeveralSlices>(call, context);
+        return true;
+    };
     if constexpr (!Shapes::is_row) {
-        if (has_channel_vectors(call, sizeof(T))) {
-            return launch_gradient_patches<R, typename Shapes::Channels, kSeveralSlices>(call, context);
-        }
+        if (has_channel_vectors(call, sizeof(T))) return compute(typename Shapes::Channels());
     }
-    if constexpr (!kSeveralSlices) {
+    if constexpr (!leaves_rows<R, Window>) {
         const int last = call.geometry.rank + 1;
         const auto lie_side_by_side = [&](const Operand& operand) {
             return !operand.data || operand.strides[last] == 1;
@@ -319,12 +328,12 @@ void backward_patches_of(const Call& call, const Context& context) {
             lie_side_by_side(call.grad_y) && lie_side_by_side(R::kIndexed ? call.indices : call.y)) {
             constexpr int stride = Window::kStride;
             const int64_t phase = call.geometry.axes[call.geometry.rank - 1].pad_begin % stride;
-            return phase == 0 ? launch_gradient_patches<R, typename Shapes::template Vectors<0>, false>(call, context)
-                              : launch_gradient_patches<R, typename Shapes::template Vectors<stride - 1>, false>(
-                                    call, context);
+            return phase == 0 ? compute(typename Shapes::template Vectors<0>())
+                              : compute(typename Shapes::template Vectors<stride - 1>());
         }
+        return compute(typename Shapes::Elements());
     }
-    launch_gradient_patches<R, typename Shapes::Elements, kSeveralSlices>(call, context);
+    return false;
 }
 
 // False if these kernels do not take the windows.
@@ -340,13 +349,9 @@ bool backward_patches(const Call& call, const Context& context) {
         const Axis* last = geometry.axes + geometry.rank - 1;
         const int64_t pad = geometry.rank > 1 ? std::max(last[-1].pad_begin, last->pad_begin) : last->pad_begin;
         if (pad >= Window::kKernel) return false;
-        if (!has_several_slices) {
-            backward_patches_of<R, Window, false>(call, context);
-            return true;
-        }
+        if (!has_several_slices) return backward_patches_of<R, Window, false>(call, context);
         if constexpr (Window::kRowKernel == 3 && Window::kKernel == 3) {
-            backward_patches_of<R, Window, true>(call, context);
-            return true;
+            return backward_patches_of<R, Window, true>(call, context);
         }
         return false;
     };
