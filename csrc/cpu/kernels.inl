@@ -241,14 +241,17 @@ bool has_shared_keys(const Call& call) {
 }
 
 // Whether they are found window by window, for channels that are next to each other: where windows are small, most of
-// all if keys would be shared, and channels fill vectors, or there are no keys.
+// all if keys would be shared, or overlap little, and channels fill vectors, or there are no keys.
 template <class T>
 bool has_lane_maxima(const Call& call, bool shares_keys) {
     const double most_taps = shares_keys ? 20 : 49;
+    constexpr double little_overlap = 12;
     constexpr int64_t few_channels = 8;
     if (!call.channels_innermost || call.y.strides[1] != 1 || call.indices.strides[1] != 1) return false;
     const Geometry& geometry = call.geometry;
-    return std::is_same_v<T, double> || (geometry.channels >= few_channels && taps_of_window(geometry) <= most_taps &&
+    const bool visits_few_taps =
+        taps_of_window(geometry) <= most_taps || windows_of_element(geometry) <= little_overlap;
+    return std::is_same_v<T, double> || (geometry.channels >= few_channels && visits_few_taps &&
                                          !spans_plane(geometry) && has_positions_of_32_bits(geometry));
 }
 
@@ -368,8 +371,8 @@ Task plan_index_gradient(const Call& call) {
     constexpr double least_overlap = 4, much_overlap = 49;
     const Geometry& geometry = call.geometry;
     const Axis& axis = geometry.axes[0];
-    double overlap = taps_of_window(geometry), slice = call.channels_innermost ? geometry.channels : 1;
-    for (int a = 0; a < geometry.rank; ++a) overlap /= static_cast<double>(geometry.axes[a].stride);
+    const double overlap = windows_of_element(geometry);
+    double slice = call.channels_innermost ? geometry.channels : 1;
     for (int a = 1; a < geometry.rank; ++a) slice *= static_cast<double>(geometry.axes[a].input);
     const double sums = slice * static_cast<double>(Slices(geometry).reach());
     const auto is_dense = [&](const Operand& operand, auto size) {
