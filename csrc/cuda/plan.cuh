@@ -99,6 +99,17 @@ inline double windows_of_element(const Geometry& geometry) {
     return windows;
 }
 
+// Whether maxima had better send their gradients to the elements than these ask for them: where channels do not lie
+// side by side, they do so unless planes are too small for a warp.
+inline bool sends_pay(const Call& call) {
+    const Geometry& geometry = call.geometry;
+    const double windows = windows_of_element(geometry);
+    if (call.channels_innermost) return windows >= 16;
+    int64_t size = 1;
+    for (int a = std::max(0, geometry.rank - 2); a < geometry.rank; ++a) size *= geometry.axes[a].input;
+    return windows >= 8 || size >= 512;
+}
+
 template <class R>
 void forward_windows(const Call& call, const Context& context) {
     using T = typename R::Element;
@@ -153,9 +164,7 @@ void backward_of(const Call& call, const Context& context) {
         if (backward_patches<R>(call, context)) return;
     }
     if constexpr (R::kIndexed) {
-        if (windows_of_element(call.geometry) >= (call.channels_innermost ? 16 : 8)) {
-            return backward_scattered<R>(call, context);
-        }
+        if (sends_pay(call)) return backward_scattered<R>(call, context);
     }
     if constexpr (has_gradient_tiles<R>) {
         if constexpr (!R::kIndexed) {
