@@ -1,6 +1,6 @@
-// Gradients of maxima of large windows. Each window names one element, so to add up what windows send takes as many
-// steps as there are windows, however many of them cover an element. A warp does this for a tile of inputs, in the
-// order of the windows, so that no sum depends on chance.
+// Gradients of maxima. Each window names one element, so to add up what windows send takes as many steps as there are
+// windows, however many of them cover an element. A warp does this for a tile of inputs, in an order that depends on
+// the indices alone, so that no sum depends on chance.
 #pragma once
 
 #include "gradient.cuh"
