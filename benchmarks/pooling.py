@@ -1,6 +1,7 @@
 """Pooling beside a plain copy of the same bytes and beside every peer that is installed and can say the same thing.
 
     python benchmarks/pooling.py [--quick] [--compile] [--threads N] [--dtype TYPE] [--backward] [--workload TEXT]
+    python benchmarks/pooling.py --random SEED
 
 README.md in this folder says what is timed and how to read the tables.
 """
@@ -20,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from harness import Call, console, geometric_mean
 from torch import Tensor
-from workloads import BYTES, FLOATS, LARGE_WORKLOADS, WORKLOADS, Workload
+from workloads import BYTES, FLOATS, LARGE_WORKLOADS, WORKLOADS, Workload, random_workloads
 
 OURS, COPY = "ours", "copy"
 CHANNELS_LAST = " channels_last"
@@ -29,6 +30,8 @@ TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6, torch.float16: 2e-2, tor
 # Of inputs that take turns: more than the caches of one core keep, or those of a GPU.
 ROTATED_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
 MARGIN = 1.05  # slower by less is a draw
+RANDOM_WORKLOADS = 100
+RANDOM_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 
 class CannotSay(Exception):
@@ -40,7 +43,10 @@ def main() -> None:
     harness.keep_freed_memory()
     torch.set_num_threads(options.threads)
     dtype = DTYPES[options.dtype]
-    workloads = WORKLOADS if options.device == "cpu" else LARGE_WORKLOADS
+    if options.random is not None:
+        workloads = random_workloads(options.random, RANDOM_WORKLOADS, RANDOM_ELEMENTS[options.device])
+    else:
+        workloads = WORKLOADS if options.device == "cpu" else LARGE_WORKLOADS
     chosen = [
         workload
         for workload in workloads
@@ -58,6 +64,8 @@ def main() -> None:
             progress.update(task, description=workload.name)
             results.append(measure(workload, dtype, options))
             progress.advance(task)
+    if options.random is not None:
+        results.sort(key=behind_peers, reverse=True)
     report(results, machine, options)
 
 
@@ -69,6 +77,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--layout", choices=("both", "contiguous", "channels_last"), default="both", help="of ours")
     parser.add_argument("--backward", action="store_true", help="time the gradient instead of the result")
     parser.add_argument("--workload", action="append", metavar="TEXT", help="only those with TEXT in their names")
+    parser.add_argument(
+        "--random", type=int, metavar="SEED", help="random workloads, those first where a peer is ahead"
+    )
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="only copy and ours")
     parser.add_argument("--compile", action="store_true", help="torch.compile too, which takes minutes")
     parser.add_argument("--quick", action="store_true", help="a glance: a few calls each")
@@ -80,7 +91,10 @@ def _arguments() -> argparse.Namespace:
         where = f"threads{options.threads}" if options.device == "cpu" else options.device
         if options.device == "cpu" and "ATEN_CPU_CAPABILITY" in os.environ:
             where += f"-{os.environ['ATEN_CPU_CAPABILITY']}"
-        options.output = harness.RESULTS / f"pooling-{direction}-{options.dtype}-{where}"
+        folder = harness.RESULTS
+        if options.random is not None:
+            folder, where = harness.RESULTS.parents[1] / "build", f"{where}-random{options.random}"
+        options.output = folder / f"pooling-{direction}-{options.dtype}-{where}"
     return options
 
 
@@ -389,6 +403,13 @@ def summarise(results: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[s
             "ours on the same": geometric_mean(ours) if ours and not name.startswith(OURS) else None,
         }
     return summary
+
+
+def behind_peers(result: dict[str, Any]) -> float:
+    """Our time over that of the fastest peer, in the layout where we are farthest behind."""
+    ratios = result["over_copy"]
+    ours = [value for name, value in ratios.items() if name.startswith(OURS)]
+    return max(ours) / min((value for name, value in ratios.items() if not name.startswith(OURS)), default=math.inf)
 
 
 def verdict(results: Sequence[dict[str, Any]], ours: str) -> str:

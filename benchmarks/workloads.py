@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -203,3 +205,40 @@ LARGE_WORKLOADS = [
     _workload("QLinearAveragePool", (256, 64, 112, 112), "quantised stem", 3, strides=2, pads=1),
     _workload("QLinearGlobalAveragePool", (2048, 2048, 7, 7), "quantised ResNet head"),
 ]
+
+
+def random_workloads(seed: int, count: int, elements: int) -> list[Workload]:
+    """Windows of all sizes in inputs of about so many elements: what nobody has tuned for. All that torch can say."""
+    rng = random.Random(seed)
+    sizes = {
+        1: (200, 1000, 5000, 20000),
+        2: (7, 13, 14, 20, 28, 35, 56, 64, 100, 112, 224),
+        3: (7, 8, 14, 16, 24, 32, 48),
+    }
+    found: list[Workload] = []
+    while len(found) < count:
+        rank = rng.choice((1, 2, 2, 2, 3))
+
+        def along_axes(choices: Sequence[int], rank: int = rank) -> list[int]:
+            """Mostly the same for all axes."""
+            return rng.choices(choices, k=rank) if rng.random() < 0.3 else [rng.choice(choices)] * rank
+
+        operator = rng.choice((A, L, M, M))
+        kernel = along_axes((1, 2, 3, 3, 4, 5, 7, 8, 13, 21))
+        strides = kernel if rng.random() < 0.3 else along_axes((1, 1, 2, 2, 3, 4, 8))
+        dilations = along_axes((1, 1, 1, 2, 3)) if operator == M else [1] * rank
+        pads = [0 if operator == L else rng.randint(0, size // 2) for size in kernel]
+        size = along_axes(sizes[rank])
+        channels = rng.choice((1, 2, 3, 8, 16, 17, 32, 64, 96, 256))
+        fits = all((k - 1) * d < n + 2 * pad for k, d, n, pad in zip(kernel, dilations, size, pads))
+        image = channels * math.prod(size)
+        if not fits or image > 4 * elements:
+            continue
+        attributes: dict[str, Any] = {"strides": strides, "pads": pads * 2}
+        if operator == M:
+            attributes |= {"dilations": dilations, "indices": rng.random() < 0.5}
+        if operator == L:
+            attributes["p"] = rng.choice((1, 2, 3))
+        shape = (max(1, min(256, elements // image)), channels, *size)
+        found.append(_workload(operator, shape, "random", kernel, **attributes))
+    return found

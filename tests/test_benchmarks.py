@@ -32,6 +32,18 @@ def test_pooling(tmp_path):
         assert (tmp_path / "pooling.png").exists() == (importlib.util.find_spec("matplotlib") is not None)
 
 
+def test_random_workloads(tmp_path):
+    """Random windows are valid, the same for a seed, and sorted by how far the peers are ahead."""
+    arguments = ("--random", "1", "--workload", "MaxPool 5x5", "--output", tmp_path / "random")
+    _run("pooling.py", *arguments)
+    results = json.loads((tmp_path / "random.json").read_text())["results"]
+    assert results
+    assert all("ours" in result["over_copy"] for result in results)
+    _run("pooling.py", *arguments)
+    again = json.loads((tmp_path / "random.json").read_text())["results"]
+    assert {result["workload"] for result in again} == {result["workload"] for result in results}
+
+
 def test_call_overhead(tmp_path):
     _run("call_overhead.py", "--output", tmp_path / "call_overhead")
     rows = json.loads((tmp_path / "call_overhead.json").read_text())["microseconds"]
