@@ -405,22 +405,26 @@ def summarise(results: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[s
     return summary
 
 
+def fastest_peer(result: dict[str, Any]) -> float:
+    """Its time over copy, whatever its layout; infinite if there is none."""
+    return min((value for name, value in result["over_copy"].items() if not name.startswith(OURS)), default=math.inf)
+
+
 def behind_peers(result: dict[str, Any]) -> float:
     """Our time over that of the fastest peer, in the layout where we are farthest behind."""
-    ratios = result["over_copy"]
-    ours = [value for name, value in ratios.items() if name.startswith(OURS)]
-    return max(ours) / min((value for name, value in ratios.items() if not name.startswith(OURS)), default=math.inf)
+    ours = [value for name, value in result["over_copy"].items() if name.startswith(OURS)]
+    return max(ours) / fastest_peer(result)
 
 
 def verdict(results: Sequence[dict[str, Any]], ours: str) -> str:
     """Against the fastest peer, whatever its layout."""
     faster = slower = compared = 0
     for result in results:
-        peers = [value for name, value in result["over_copy"].items() if not name.startswith(OURS)]
-        if peers and ours in result["over_copy"]:
+        peer = fastest_peer(result)
+        if math.isfinite(peer) and ours in result["over_copy"]:
             compared += 1
-            faster += result["over_copy"][ours] * MARGIN < min(peers)
-            slower += result["over_copy"][ours] > MARGIN * min(peers)
+            faster += result["over_copy"][ours] * MARGIN < peer
+            slower += result["over_copy"][ours] > MARGIN * peer
     percent = round((MARGIN - 1) * 100)
     return (
         f"{ours}, beside the fastest peer of each of {compared} workloads: faster in {faster}, slower in {slower}, "

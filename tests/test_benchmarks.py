@@ -39,6 +39,14 @@ def test_random_workloads(tmp_path):
     results = json.loads((tmp_path / "random.json").read_text())["results"]
     assert results
     assert all("ours" in result["over_copy"] for result in results)
+
+    def behind(result):
+        ours, peers = [], []
+        for name, ratio in result["over_copy"].items():
+            (ours if name.startswith("ours") else peers).append(ratio)
+        return max(ours) / min(peers)
+
+    assert results == sorted(results, key=behind, reverse=True)
     _run("pooling.py", *arguments)
     again = json.loads((tmp_path / "random.json").read_text())["results"]
     assert {result["workload"] for result in again} == {result["workload"] for result in results}

@@ -92,15 +92,12 @@ unsigned __match_any_sync(unsigned, T value) {
     }
     return same;
 }
-inline int __any_sync(unsigned lanes, int predicate) {
-    const unsigned like_this = __match_any_sync(lanes, predicate != 0);
-    return predicate != 0 || like_this != ~0u;
-}
 // The lanes whose predicate holds.
 inline unsigned __ballot_sync(unsigned lanes, int predicate) {
     const unsigned like_this = __match_any_sync(lanes, predicate != 0);
     return predicate != 0 ? like_this : ~like_this;
 }
+inline int __any_sync(unsigned lanes, int predicate) { return __ballot_sync(lanes, predicate) != 0; }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
