@@ -42,6 +42,15 @@ struct Geometry {
     Axis axes[kMaxSpatialRank];
 };
 
+// How many windows cover an element, on average.
+inline double windows_of_element(const Geometry& geometry) {
+    double windows = 1;
+    for (int a = 0; a < geometry.rank; ++a) {
+        windows *= static_cast<double>(geometry.axes[a].kernel) / static_cast<double>(geometry.axes[a].stride);
+    }
+    return windows;
+}
+
 inline int64_t ceil_div(int64_t numerator, int64_t positive_denominator) {  // of a non-negative numerator
     return quotient(numerator + positive_denominator - 1, positive_denominator);
 }

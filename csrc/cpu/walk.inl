@@ -215,13 +215,6 @@ inline double taps_of_window(const Geometry& geometry) {
     return taps;
 }
 
-// How many windows cover an element, on average.
-inline double windows_of_element(const Geometry& geometry) {
-    double windows = taps_of_window(geometry);
-    for (int a = 0; a < geometry.rank; ++a) windows /= static_cast<double>(geometry.axes[a].stride);
-    return windows;
-}
-
 inline bool has_positions_of_32_bits(const Geometry& geometry) {
     return plane_size(geometry, input_size) < std::numeric_limits<int32_t>::max();
 }

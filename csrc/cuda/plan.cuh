@@ -90,18 +90,9 @@ inline bool has_large_window(const Call& call) {
     return call.channels_innermost ? product >= 49 : sum >= 16;
 }
 
-// How many windows cover an element, on average.
-inline double windows_of_element(const Geometry& geometry) {
-    double windows = 1;
-    for (int a = 0; a < geometry.rank; ++a) {
-        windows *= static_cast<double>(geometry.axes[a].kernel) / static_cast<double>(geometry.axes[a].stride);
-    }
-    return windows;
-}
-
 // Whether maxima had better send their gradients to the elements than these ask for them: where channels do not lie
 // side by side, they do so unless planes are too small for a warp.
-inline bool sends_pay(const Call& call) {
+inline bool sending_pays(const Call& call) {
     const Geometry& geometry = call.geometry;
     const double windows = windows_of_element(geometry);
     if (call.channels_innermost) return windows >= 16;
@@ -164,7 +155,7 @@ void backward_of(const Call& call, const Context& context) {
         if (backward_patches<R>(call, context)) return;
     }
     if constexpr (R::kIndexed) {
-        if (sends_pay(call)) return backward_scattered<R>(call, context);
+        if (sending_pays(call)) return backward_scattered<R>(call, context);
     }
     if constexpr (has_gradient_tiles<R>) {
         if constexpr (!R::kIndexed) {
