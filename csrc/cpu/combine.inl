@@ -57,11 +57,58 @@ template <class T>
 constexpr int kShuffled =
     std::min<int>(sizeof(T) < (ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2) ? 16 : 64, ONNXPOOL_VECTOR_BYTES) / sizeof(T);
 
+// Rows become columns, in registers: after log2(kRows) perfect shuffles, by what interleaves two of them.
+template <int kRows, class V, class First, class Last>
+inline void transpose_rows(V* rows, const First& interleave_first, const Last& interleave_last) {
+    V shuffled[kRows];
+#pragma GCC unroll 4
+    for (int size = kRows; size > 1; size /= 2) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kRows / 2; ++i) {
+            shuffled[2 * i] = interleave_first(rows[i], rows[i + kRows / 2]);
+            shuffled[2 * i + 1] = interleave_last(rows[i], rows[i + kRows / 2]);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < kRows; ++i) rows[i] = shuffled[i];
+    }
+}
+
+// target[j * target_step + i] = source[i * source_step + j] for a block of kCount rows and columns, in registers.
+template <int kCount, class T>
+inline void transpose_block(const T* source, int64_t source_step, T* target, int64_t target_step) {
+    using V = BitsVector<T, kCount>;
+    V rows[kCount];
+    if constexpr (sizeof(V) == 32) {
+        // What leaves halves of vectors is dear: each is read as a quarter of the block of its own. Both quarters of a
+        // register are transposed at once.
+        constexpr int half = kCount / 2;
+#pragma GCC unroll 16
+        for (int i = 0; i < kCount; ++i) {
+            const T* const quarter = source + i % half * source_step + i / half * half;
+            rows[i] = joined(load_bits<half>(quarter), load_bits<half>(quarter + half * source_step));
+        }
+        const auto first = [](V a, V b) { return interleave_halves<0>(a, b); };
+        const auto last = [](V a, V b) { return interleave_halves<half / 2>(a, b); };
+        transpose_rows<half>(rows, first, last);
+        transpose_rows<half>(rows + half, first, last);
+    } else {
+#pragma GCC unroll 16
+        for (int i = 0; i < kCount; ++i) rows[i] = load_bits<kCount>(source + i * source_step);
+        transpose_rows<kCount>(
+            rows, [](V a, V b) { return interleave<0>(a, b); }, [](V a, V b) { return interleave<kCount / 2>(a, b); });
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; ++i) std::memcpy(target + i * target_step, &rows[i], sizeof(rows[i]));
+}
+
 // runs[r * run_step + i] = source[i * kRuns + r], where these do not overlap.
 template <int kRuns, class T>
 __attribute__((noinline)) void take_turns_apart(const T* __restrict source, int64_t size, T* __restrict runs,
                                                 int64_t run_step) {
-    in_vectors<kShuffled<T>>(size, [&](int64_t i, auto n) {
+    constexpr bool are_blocks = kRuns == 8 && kRuns * sizeof(T) <= ONNXPOOL_VECTOR_BYTES;
+    in_vectors<are_blocks ? kRuns : kShuffled<T>>(size, [&](int64_t i, auto n) {
+        if constexpr (are_blocks && n == kRuns)
+            return transpose_block<kRuns>(source + i * kRuns, kRuns, runs + i, run_step);
         for_each_of<kRuns>([&](auto run) {
             T* const target = runs + run * run_step + i;
             if constexpr (n == 1) {

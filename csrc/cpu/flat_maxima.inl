@@ -31,6 +31,7 @@ public:
             windows_.rows[row].together = std::min(windows_.rows[row].together, positions.rows[row].together);
         }
         places_.resize(windows_.most_taps);
+        lifted_.resize(this->columns_);
         if (windows_.any_run) most_compared_ = std::max<int64_t>(1, kMostCompared / this->outputs_);
         prepare_ring();
         prepare_positions(tables.back(), call.geometry.axes[call.geometry.rank - 1],
@@ -113,9 +114,41 @@ private:
         while (found_until_ < end) {
             const int64_t place = found_until_ & (kept_ - 1);
             const int64_t count = std::min({together_, kept_ - place, all_ - found_until_});
-            this->read(found_until_, count, 0, 1);
+            if (this->phases_ > kMostPhases) {
+                read_phases_apart(found_until_, count);
+            } else {
+                this->read(found_until_, count, 0, 1);
+            }
             find_along(count, found_.data() + place * this->outputs_, found_at_.data() + place * this->outputs_);
             found_until_ += count;
+        }
+    }
+
+    // Into more phases than read() knows how to: rows one by one, each of which is its only tap.
+    void read_phases_apart(int64_t first, int64_t count) {
+        const int64_t columns = this->columns_, phases = this->phases_, places = columns / phases;
+        Accumulator* target = this->phase_[0];
+        for (int64_t row = first; row < first + count; ++row, target += this->pitch_) {
+            const int64_t plane = quotient(row, in_plane_), channels = this->call_.geometry.channels;
+            const T* const x = plane_at<const T>(this->call_.x, quotient(plane, channels), plane % channels) +
+                               this->rows_.offsets[row - plane * in_plane_];
+            prefetch_ahead(x, columns);
+            const Accumulator* const elements = lifted(x, columns);
+            with_number<kMostPhases + 1, kMostResultPhases>(
+                phases, [&](auto known) { take_turns_apart<known>(elements, places, target, this->phase_size_); });
+            for (int64_t i = places * phases; i < columns; ++i) {
+                target[(i - places * phases) * this->phase_size_ + places] = elements[i];
+            }
+        }
+    }
+
+    const Accumulator* lifted(const T* x, int64_t size) {
+        if constexpr (std::is_same_v<T, Accumulator>) {
+            return x;
+        } else {
+            in_vectors<kCount>(
+                size, [&](int64_t i, auto n) { store(lifted_.data() + i, this->reduction_.lift(load<n>(x + i))); });
+            return lifted_.data();
         }
     }
 
@@ -251,6 +284,7 @@ private:
     Buffer<Position> positions_in_run_;  // by columns of a run of rows: how far their row is from the first one
     int64_t kept_ = 1;                   // rows of elements, a power of two
     int64_t found_until_ = 0;            // this row of elements, of all planes
+    Buffer<Accumulator> lifted_;         // a row of elements
     Buffer<Accumulator> found_;
     Buffer<Position> found_at_;
     std::vector<int64_t> places_;  // of a window's rows

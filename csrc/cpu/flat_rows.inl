@@ -107,9 +107,9 @@ protected:
             ++taps_of_phase_[tap.result_phase];
         }
         const int64_t room = (ceil_div(longest, kCount) + 2) * kCount;
-        const int64_t phase_size = ceil_div(most_rows * pitch_, kCount) * kCount + room;
-        buffer_.resize(room + phases_ * phase_size);
-        for (int64_t phase = 0; phase < phases_; ++phase) phase_[phase] = buffer_.data() + room + phase * phase_size;
+        phase_size_ = ceil_div(most_rows * pitch_, kCount) * kCount + room;
+        buffer_.resize(room + phases_ * phase_size_);
+        for (int64_t phase = 0; phase < phases_; ++phase) phase_[phase] = buffer_.data() + room + phase * phase_size_;
         for (const AlongRow::Tap& tap : along.taps) {
             sources_.push_back(phase_[tap.phase] + tap.shift);
             tap_positions_.push_back(tap.position);
@@ -154,7 +154,7 @@ protected:
         prefetch(asked < extent_ ? plane + asked : next_plane_ + (asked - extent_), size);
     }
 
-    // Into the phases, for each row of windows: the rows of these taps of it, combined.
+    // Into the phases, of which there are two at most, for each row of windows: the rows of these taps of it, combined.
     void read(int64_t first, int64_t count, int64_t begin, int64_t end) {
         const auto plane_rows = static_cast<int64_t>(rows_.rows.size());
         int64_t plane = first / plane_rows, row = first % plane_rows, target = 0;
@@ -455,7 +455,8 @@ protected:
     int64_t lead_ = 0;               // and how far rows read beyond that
     int64_t extent_ = 0;             // of planes, which are dense then
     const T* next_plane_ = nullptr;
-    Accumulator* phase_[kMostPhases] = {};
+    Accumulator* phase_[kMostResultPhases] = {};
+    int64_t phase_size_ = 0;                         // from one to the next
     int64_t taps_of_phase_[kMostResultPhases] = {};  // of the results
     std::vector<const Accumulator*> sources_;        // of taps along the row: what the first window takes
     std::vector<int64_t> tap_positions_;             // and the columns that this is at

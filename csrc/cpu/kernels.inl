@@ -114,20 +114,19 @@ AlongRow along_row(const Axis& axis) {
     return kCoverings ? AlongRow::of_coverings(axis) : AlongRow::of_windows(axis);
 }
 
+constexpr int64_t kLongRow = 1024;
+
 // Whether rows that follow each other are worth it, for accumulators of this size, but for packed planes.
 template <bool kCoverings>
-bool fits_flat_rows(const Geometry& geometry, int64_t accumulator_size, int64_t most_taps = 1 << 12) {
-    constexpr int64_t least_lanes = 4, long_row = 1024;
+bool fits_flat_rows(const Geometry& geometry, int64_t accumulator_size, int64_t most_phases, int64_t most_taps) {
+    constexpr int64_t least_lanes = 4;
     const Axis& axis = geometry.axes[geometry.rank - 1];
-    // Elements of long rows that one window covers, if any, cost less to combine with gaps than phase by phase.
-    const bool are_phases_dear = accumulator_size > 4 && axis.input > long_row && axis.kernel <= axis.stride;
-    const int64_t most_phases = kCoverings && !are_phases_dear ? kMostResultPhases : kMostPhases;
     if (ONNXPOOL_VECTOR_BYTES < least_lanes * accumulator_size || axis.stride > most_phases ||
         row_reach(axis) > 2 * (axis.input + axis.output) + 64 || !has_few_rows(geometry)) {
         return false;
     }
     const auto along = along_row<kCoverings>(axis);
-    const bool stays_in_cache = along.phases == 1 && along.pitch() <= 2 * long_row;  // then rows may have more taps
+    const bool stays_in_cache = along.phases == 1 && along.pitch() <= 2 * kLongRow;  // then rows may have more taps
     return static_cast<int64_t>(along.taps.size()) * along.pitch() <= (stays_in_cache ? 4 * most_taps : most_taps);
 }
 
@@ -150,7 +149,7 @@ bool has_flat_rows(const Call& call) {
     const Geometry& geometry = call.geometry;
     constexpr int64_t size = sizeof(typename R::Accumulator);
     constexpr int64_t most_taps = R::kInOrder ? 1 << 16 : 1 << 12;  // what is in order has no other fast kernel
-    if (!fits_flat_rows<false>(geometry, size, most_taps) || call.x.strides[1 + geometry.rank] != 1 ||
+    if (!fits_flat_rows<false>(geometry, size, kMostPhases, most_taps) || call.x.strides[1 + geometry.rank] != 1 ||
         !RowsOfWindows<R>(call).follow()) {
         return false;
     }
@@ -260,14 +259,20 @@ template <class T>
 bool has_flat_maxima(const Call& call) {
     using Accumulator = typename ComparedMax<T>::Accumulator;
     constexpr int64_t most_taps = 1 << 13;  // of results: only where rows follow each other are all of them looked up
+    constexpr bool may_be_keyed = !std::is_same_v<T, double>;
+    constexpr int64_t many_windows = 16;
     const Geometry& geometry = call.geometry;
+    const Axis& last = geometry.axes[geometry.rank - 1];
+    // Keys cost less than to take bytes or short rows apart.
+    const bool takes_apart = !may_be_keyed || (!std::is_integral_v<T> && last.output >= many_windows);
+    const int64_t most_phases = takes_apart ? kMostResultPhases : kMostPhases;
     if (call.channels_innermost || spans_plane(geometry) ||
         (sizeof(Accumulator) < 8 && !has_positions_of_32_bits(geometry)) ||
-        !fits_flat_rows<false>(geometry, sizeof(Accumulator), most_taps) || call.x.strides[1 + geometry.rank] != 1) {
+        !fits_flat_rows<false>(geometry, sizeof(Accumulator), most_phases, most_taps) ||
+        call.x.strides[1 + geometry.rank] != 1) {
         return false;
     }
-    if constexpr (!std::is_same_v<T, double>) {
-        const Axis& last = geometry.axes[geometry.rank - 1];
+    if constexpr (may_be_keyed) {
         constexpr int64_t size = sizeof(Accumulator);
         const bool are_narrow =
             has_few_columns_of_windows(geometry) || 4 * (last.input + last.output) * size < 5 * ONNXPOOL_VECTOR_BYTES;
@@ -309,7 +314,12 @@ template <class G>
 bool has_flat_gradients(const Call& call, bool can_be_packed) {
     const Geometry& geometry = call.geometry;
     constexpr int64_t size = sizeof(typename G::Accumulator);
-    if (!fits_flat_rows<true>(geometry, size)) return false;
+    const Axis& axis = geometry.axes[geometry.rank - 1];
+    // Elements of long rows that one window covers, if any, cost less to combine with gaps than phase by phase.
+    const bool are_phases_dear = size > 4 && axis.input > kLongRow && axis.kernel <= axis.stride;
+    constexpr int64_t most_taps = 1 << 12;
+    if (!fits_flat_rows<true>(geometry, size, are_phases_dear ? kMostPhases : kMostResultPhases, most_taps))
+        return false;
     if (can_be_packed && !fill_vectors<true>(geometry, size)) return false;
     const bool is_alone = RowsOfCoverings<typename G::Element, typename G::Accumulator>(call).planes == 1;
     const auto planes_follow = [&](const Operand& operand, auto size) {

@@ -18,50 +18,6 @@ int64_t packed_planes(const Geometry& geometry, int64_t element_size) {
     return planes;
 }
 
-// Rows become columns, in registers: after log2(kRows) perfect shuffles, by what interleaves two of them.
-template <int kRows, class V, class First, class Last>
-inline void transpose_rows(V* rows, const First& interleave_first, const Last& interleave_last) {
-    V shuffled[kRows];
-#pragma GCC unroll 4
-    for (int size = kRows; size > 1; size /= 2) {
-#pragma GCC unroll 16
-        for (int i = 0; i < kRows / 2; ++i) {
-            shuffled[2 * i] = interleave_first(rows[i], rows[i + kRows / 2]);
-            shuffled[2 * i + 1] = interleave_last(rows[i], rows[i + kRows / 2]);
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < kRows; ++i) rows[i] = shuffled[i];
-    }
-}
-
-// target[j * target_step + i] = source[i * source_step + j] for a block of kCount rows and columns, in registers.
-template <int kCount, class T>
-inline void transpose_block(const T* source, int64_t source_step, T* target, int64_t target_step) {
-    using V = BitsVector<T, kCount>;
-    V rows[kCount];
-    if constexpr (sizeof(V) == 32) {
-        // What leaves halves of vectors is dear: each is read as a quarter of the block of its own. Both quarters of a
-        // register are transposed at once.
-        constexpr int half = kCount / 2;
-#pragma GCC unroll 16
-        for (int i = 0; i < kCount; ++i) {
-            const T* const quarter = source + i % half * source_step + i / half * half;
-            rows[i] = joined(load_bits<half>(quarter), load_bits<half>(quarter + half * source_step));
-        }
-        const auto first = [](V a, V b) { return interleave_halves<0>(a, b); };
-        const auto last = [](V a, V b) { return interleave_halves<half / 2>(a, b); };
-        transpose_rows<half>(rows, first, last);
-        transpose_rows<half>(rows + half, first, last);
-    } else {
-#pragma GCC unroll 16
-        for (int i = 0; i < kCount; ++i) rows[i] = load_bits<kCount>(source + i * source_step);
-        transpose_rows<kCount>(
-            rows, [](V a, V b) { return interleave<0>(a, b); }, [](V a, V b) { return interleave<kCount / 2>(a, b); });
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < kCount; ++i) std::memcpy(target + i * target_step, &rows[i], sizeof(rows[i]));
-}
-
 // body(plane, position, size) for blocks of `size` planes and positions that cover all of them, in the order in which
 // planes lie in memory. The last ones may overlap. Where there are few, blocks are smaller, or single elements.
 template <int kSize, class Body>

@@ -38,7 +38,7 @@ inline typename R::Accumulator reduce_contiguous(const R& reduction, const typen
             for (int64_t i = begin + first * lanes; i < end; i += kAccumulators) {
                 // One run of memory: nothing else needs places in the first cache.
                 if (!is_long || !kForeseesRuns) {
-                    for (int j = 0; j < kept * lanes; j += line) look_ahead<8192>(x + i + j);
+                    for (int j = 0; j < kept * lanes; j += line) look_ahead<8192, Cache::kFirst>(x + i + j);
                 }
 #pragma GCC unroll 8
                 for (int v = 0; v < kept; ++v) take_in(sums[v], i + v * lanes);

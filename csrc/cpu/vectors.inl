@@ -159,12 +159,19 @@ constexpr bool kForeseesRuns = ONNXPOOL_VECTOR_BYTES < 64;
 // Compilers leave out calls of functions that do nothing but ask.
 #define ONNXPOOL_ASKING __attribute__((always_inline)) inline
 
-// Asks for these elements; there need not be any. Like all that is asked for, they go to the first cache: they are
-// needed soon, and rows that are read side by side would have to wait for the second one, vector by vector.
+// Asks for the line of memory with this element. Most lines go to the second cache: it waits for several times as many
+// of them as the first one, which memory keeps waiting too long to be kept busy by so few.
+enum class Cache { kFirst, kSecond };
+template <Cache kCache = Cache::kSecond, class T>
+ONNXPOOL_ASKING void ask_for(const T* element) {
+    __builtin_prefetch(element, 0, kCache == Cache::kFirst ? 3 : 2);
+}
+
+// Asks for these elements; there need not be any.
 template <class T>
 ONNXPOOL_ASKING void prefetch(const T* elements, int64_t size) {
     constexpr int64_t line = 64 / sizeof(T);
-    for (int64_t i = 0; i < size; i += line) __builtin_prefetch(elements + i);
+    for (int64_t i = 0; i < size; i += line) ask_for(elements + i);
 }
 
 // Elements that lie between what is read and what is asked for, and most of those that are asked for at a time: more
@@ -182,9 +189,9 @@ ONNXPOOL_ASKING void prefetch_ahead(const T* elements, int64_t size) {
 }
 
 // Asks for what a loop that reads here will read later.
-template <int kBytesAhead, class T>
+template <int kBytesAhead, Cache kCache = Cache::kSecond, class T>
 ONNXPOOL_ASKING void look_ahead(const T* source) {
-    __builtin_prefetch(source + kBytesAhead / sizeof(T));
+    ask_for<kCache>(source + kBytesAhead / sizeof(T));
 }
 
 // Stores would wait for memory, too: it can be asked for lines that will be written, unless they will be streamed.
