@@ -40,24 +40,52 @@ class Timing(NamedTuple):
 def race(contestants: dict[str, Sequence[Call]], seconds: float, device: str = "cpu") -> dict[str, Timing]:
     """Time each contestant for about ``seconds``, in turns, so that all see the same weather.
 
-    A contestant is a list of calls doing the same work on different memory; they are called one after the other.
-    The first turn warms up. In each turn the first call does not count: it finds the caches as another one left them.
-    A call that takes longer than ``seconds`` is timed once.
+    A contestant is a list of calls doing the same work on different memory; they are called one after the other. What
+    a call returns is kept until the same is called again, so that results go round as much memory as their inputs do.
+    In each turn the first call does not count: it finds the caches as another one left them. A call that takes longer
+    than ``seconds`` is timed once.
     """
     take_turn = _turn if device == "cpu" else _turn_on_gpu
-    calls = {name: cycle(variants) for name, variants in contestants.items()}
+    kept = {name: [_keeping_its_result(call) for call in variants] for name, variants in contestants.items()}
+    for variants in kept.values():
+        _warm_up(variants, seconds)
+    calls = {name: cycle(variants) for name, variants in kept.items()}
     samples: dict[str, list[float]] = {name: [] for name in contestants}
     racing = set(contestants)
-    for turn in range(ROUNDS + 1):
+    for _ in range(ROUNDS):
         for name in contestants:
             if name in racing:
                 first, *others = take_turn(calls[name], seconds / ROUNDS)
                 if first > seconds:
-                    samples[name].append(first)
                     racing.remove(name)
-                elif turn > 0:
-                    samples[name] += others
+                    others = [first]
+                samples[name] += others
     return {name: Timing(median(taken), min(taken), len(taken)) for name, taken in samples.items()}
+
+
+def _keeping_its_result(call: Call) -> Call:
+    kept = None
+
+    def keep() -> None:
+        nonlocal kept
+        kept = call()
+
+    return keep
+
+
+def _warm_up(variants: Sequence[Call], seconds: float) -> None:
+    """Each of them, which makes room for all results; of slow ones, whose results cost little in comparison, some."""
+    deadline = time.perf_counter() + 2 * seconds
+    for call in variants:
+        call()
+        if time.perf_counter() > deadline:
+            break
+
+
+def last_level_cache() -> int:
+    """The size of the CPU's largest cache in bytes; that of most machines where the system does not tell."""
+    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    return max((int(path.read_text().rstrip("K\n")) << 10 for path in sizes), default=32 << 20)
 
 
 def keep_freed_memory() -> None:

@@ -27,8 +27,9 @@ OURS, COPY = "ours", "copy"
 CHANNELS_LAST = " channels_last"
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*FLOATS, *BYTES)}
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6, torch.float16: 2e-2, torch.bfloat16: 4e-2}
-# Of inputs that take turns: more than the caches of one core keep, or those of a GPU.
-ROTATED_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
+# Of inputs that take turns: far more than the caches keep.
+ROTATED_BYTES = {"cpu": 4 * harness.last_level_cache(), "cuda": 512 << 20}
+MOST_ROTATED = 256  # of small ones, which caches may keep, as they do in a model
 MARGIN = 1.05  # slower by less is a draw
 RANDOM_WORKLOADS = 100
 RANDOM_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 24}
@@ -168,8 +169,7 @@ def entrants(
 def copies(moved: int, device: str) -> Sequence[Call]:
     """A copy reads half of the bytes and writes the other half."""
     source = torch.ones(max(1, moved // 8), device=device)
-    target = torch.empty_like(source)
-    return [partial(target.copy_, variant) for variant in rotated(source)]
+    return [partial(torch.empty_like(source).copy_, variant) for variant in rotated(source)]
 
 
 def bytes_moved(workload: Workload, X: Tensor, results: Sequence[Tensor], backward: bool) -> int:
@@ -186,8 +186,8 @@ def bytes_moved(workload: Workload, X: Tensor, results: Sequence[Tensor], backwa
 
 
 def rotated(tensor: Tensor) -> list[Tensor]:
-    """The tensor and as many copies as make calls in turn find their input outside of a core's own caches."""
-    count = min(64, math.ceil(ROTATED_BYTES[tensor.device.type] / tensor.nbytes))
+    """The tensor and as many copies as make calls in turn find their input in memory."""
+    count = min(MOST_ROTATED, math.ceil(ROTATED_BYTES[tensor.device.type] / tensor.nbytes))
     return [tensor, *(tensor.clone() for _ in range(count - 1))]
 
 
@@ -268,7 +268,7 @@ def _lowest(dtype: torch.dtype) -> float:
 def onnxruntime_calls(
     workload: Workload, inputs: Sequence[Tensor], results: Sequence[Tensor], threads: int
 ) -> Sequence[Call]:
-    """A model of one node, bound to the inputs' memory and to one output that is allocated beforehand."""
+    """A model of one node, bound to the inputs' memory and to outputs that are allocated beforehand."""
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
 
@@ -303,9 +303,8 @@ def onnxruntime_calls(
     # Between calls its threads shall not keep the cores from the others.
     settings.add_session_config_entry("session.force_spinning_stop", "1")
     session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
-    outputs = [torch.empty_like(y, memory_format=torch.contiguous_format) for y in results]
 
-    def call(binding: Any, held: Tensor) -> Sequence[Tensor]:  # the binding does not hold its input
+    def call(binding: Any, outputs: Sequence[Tensor], held: Tensor) -> Sequence[Tensor]:  # the binding holds no tensor
         session.run_with_iobinding(binding)
         return outputs
 
@@ -313,9 +312,10 @@ def onnxruntime_calls(
     for X in inputs:
         binding = session.io_binding()
         binding.bind_input("X", "cpu", 0, types[X.dtype], X.shape, X.data_ptr())
+        outputs = [torch.empty_like(y, memory_format=torch.contiguous_format) for y in results]
         for name, y in zip(names, outputs):
             binding.bind_output(name, "cpu", 0, types[y.dtype], y.shape, y.data_ptr())
-        calls.append(partial(call, binding, X))
+        calls.append(partial(call, binding, outputs, X))
     return calls
 
 
