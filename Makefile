@@ -27,7 +27,7 @@ demo: $(package)
 		"$$($(bin)/python -c 'import onnx; print(onnx.__path__[0])')"/backend/test/data/light/*.onnx
 
 test: $(package)
-	$(bin)/pytest -n $(WORKERS) $(TESTS)
+	$(bin)/pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
 # The same tests and the same binary in an environment of its own with another torch: make compatibility TORCH=2.10.0.
 # Gigabytes on Linux, where PyPI's torch brings CUDA along.

@@ -107,8 +107,9 @@ __attribute__((noinline)) void take_turns_apart(const T* __restrict source, int6
                                                 int64_t run_step) {
     constexpr bool are_blocks = kRuns == 8 && kRuns * sizeof(T) <= ONNXPOOL_VECTOR_BYTES;
     in_vectors<are_blocks ? kRuns : kShuffled<T>>(size, [&](int64_t i, auto n) {
-        if constexpr (are_blocks && n == kRuns)
+        if constexpr (are_blocks && n == kRuns) {
             return transpose_block<kRuns>(source + i * kRuns, kRuns, runs + i, run_step);
+        }
         for_each_of<kRuns>([&](auto run) {
             T* const target = runs + run * run_step + i;
             if constexpr (n == 1) {
