@@ -94,7 +94,7 @@ def test_nothing_is_accessed_out_of_bounds(sanitized_library):
         "test_unpool.py",
         "-k",
         "not 31 and (bfloat16 or uint8 or unpool or cpu-1)",
-        ONE_KIND_OF_DATA="1",  # on which addresses hardly depend
+        ONLY_ADDRESSES_MATTER="1",
         LD_PRELOAD=" ".join(runtime.strip() for runtime in runtimes),
         ASAN_OPTIONS="detect_leaks=0:use_sigaltstack=0",
     )

@@ -15,10 +15,15 @@ inline bool is_unpooled(const Axis& axis) {
 
 inline Axis unpooled_axis(int64_t size) { return {size, size, 1, 1, 1, 0, 0}; }
 
-// Whether windows lie side by side, and each element in one of them.
-inline bool is_tiled(const Axis& axis) {
+// Whether windows lie side by side from the first element on; some may be left over behind the last one.
+inline bool has_windows_side_by_side(const Axis& axis) {
     return axis.kernel == axis.stride && axis.dilation == 1 && axis.pad_begin == 0 &&
-           axis.input == axis.output * axis.stride;
+           axis.output * axis.stride <= axis.input;
+}
+
+// And none are.
+inline bool is_tiled(const Axis& axis) {
+    return has_windows_side_by_side(axis) && axis.input == axis.output * axis.stride;
 }
 
 // The same call with fewer spatial axes, where tensors lie in memory so that this is possible: axes of one element are

@@ -7,11 +7,6 @@
 template <class T>
 constexpr int64_t kMostRepeated = (1 << 17) / sizeof(T);
 
-inline bool has_repeated_rows(const Axis& axis) {
-    return axis.pad_begin == 0 && axis.dilation == 1 && axis.kernel == axis.stride &&
-           axis.output * axis.stride <= axis.input;
-}
-
 // Units are planes.
 template <class T, Task (*plan)(const Call& call)>
 void run_repeated_rows(const Call& call, int64_t begin, int64_t end) {
@@ -58,7 +53,7 @@ Task plan_repeated_rows(const Call& call) {
     const int last = geometry.rank - 1;
     if (last == 0 || call.channels_innermost) return {};
     const Axis& axis = geometry.axes[last - 1];
-    if (!has_repeated_rows(axis) || axis.stride < least_repeats || spans_plane(geometry) ||
+    if (!has_windows_side_by_side(axis) || axis.stride < least_repeats || spans_plane(geometry) ||
         plane_size(geometry, input_size) / axis.stride > kMostRepeated<T> ||
         !has_long_rows(geometry, call.grad_x, call.grad_x) || !is_contiguous(geometry, call.grad_x, input_size) ||
         !is_contiguous(geometry, call.grad_y, output_size)) {
