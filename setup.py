@@ -30,7 +30,8 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent
 PYTHON_API = 0x030A0000  # the limited API of Python 3.10
 TORCH_API = "0x020a000000000000"  # the stable ABI of torch 2.10
-CUDA_ARCHITECTURES = "75 80 86 89 90 100 120"
+# One of each generation: 8.6 and 8.9 run the machine code of 8.0 as it is, as 10.3 runs that of 10.0.
+CUDA_ARCHITECTURES = "75 80 90 100 120"
 # Most of the time goes into the intermediate code that machine code is made from. Kernels ask for nothing that is newer
 # than the second of these: made from it, they are as fast on an H200 as those made for it alone.
 CUDA_INTERMEDIATE = (75, 80)
