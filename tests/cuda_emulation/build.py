@@ -21,8 +21,8 @@ SOURCES = [*sorted(CSRC.glob("cuda/*.cu")), HERE / "bindings.cpp", HERE / "emula
 
 FLAGS = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
 MACROS = ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-DONNXPOOL_LARGEST_GRID=5"]
-# What is left out AddressSanitizer finds, and costs as much to compile as all the rest; so do its checks unless they are
-# calls.
+# What is left out is what AddressSanitizer finds too: it costs as much to compile as all the rest. So would checks of
+# addresses that are not calls.
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize=vptr,null,pointer-overflow,object-size"]
 SANITIZERS += ["-fno-sanitize-recover=undefined", "--param=asan-instrumentation-with-call-threshold=0"]
 
