@@ -42,16 +42,14 @@ def sanitized_library(tmp_path_factory) -> Path:
 
 
 def run_tests(library: Path, *arguments: str, **environment: str) -> None:
-    """pytest on the emulated kernels, which run in one thread: torch's others would only wait for work, busily."""
+    """pytest on the emulated kernels."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "emulated_kernels", "--device=cpu"]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     search_path = os.pathsep.join([str(TESTS / "cuda_emulation"), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(
         [*command, *arguments],
         cwd=TESTS,
-        env=inherited
-        | {"EMULATED_KERNELS": str(library), "PYTHONPATH": search_path, "OMP_NUM_THREADS": "1"}
-        | environment,
+        env=inherited | {"EMULATED_KERNELS": str(library), "PYTHONPATH": search_path} | environment,
         capture_output=True,
         text=True,
     )

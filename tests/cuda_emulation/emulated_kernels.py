@@ -11,6 +11,7 @@ import torch
 
 import torch_onnxpool  # noqa: F401 (its own CPU kernels come first)
 
+torch.set_num_threads(1)  # an emulated grid runs in one: others would only wait for work, busily
 library_path = os.environ["EMULATED_KERNELS"]
 torch.ops.load_library(library_path)
 library = ctypes.CDLL(library_path)
