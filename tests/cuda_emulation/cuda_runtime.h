@@ -44,20 +44,21 @@ namespace emulation {
 
 void wait_for_block();
 void wait_for_warp();
-// Where the running thread leaves a value for its warp, and where thread `source` has left its own.
-unsigned char* own_slot();
-const unsigned char* slot_of(unsigned source);
+// Where threads leave values for their warp: each in the slot of its number.
+using Slot = unsigned char[16];
+Slot& own_slot();
+const Slot* slots();
 
 cudaError_t run(const cudaLaunchConfig_t& config, const void* kernel, size_t parameter_bytes,
                 const std::function<void()>& body);
 
 template <class T>
 T from_lane(T value, unsigned lane) {
-    static_assert(sizeof(T) <= 16);
+    static_assert(sizeof(T) <= sizeof(Slot));
     __builtin_memcpy(own_slot(), &value, sizeof(T));
     wait_for_warp();
     const unsigned source = threadIdx.x / 32 * 32 + lane;
-    if (lane < 32 && source < blockDim.x) __builtin_memcpy(&value, slot_of(source), sizeof(T));
+    if (lane < 32 && source < blockDim.x) __builtin_memcpy(&value, slots()[source], sizeof(T));
     return value;
 }
 
@@ -86,9 +87,12 @@ template <class T>
 unsigned __match_any_sync(unsigned, T value) {
     __builtin_memcpy(emulation::own_slot(), &value, sizeof(T));
     emulation::wait_for_warp();
+    const emulation::Slot* slots = emulation::slots();
     unsigned same = 0;
     for (unsigned lane = 0, source = threadIdx.x / 32 * 32; lane < 32 && source < blockDim.x; ++lane, ++source) {
-        if (__builtin_memcmp(&value, emulation::slot_of(source), sizeof(T)) == 0) same |= 1u << lane;
+        T other;
+        __builtin_memcpy(&other, slots[source], sizeof(T));
+        same |= static_cast<unsigned>(other == value) << lane;
     }
     return same;
 }

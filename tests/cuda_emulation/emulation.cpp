@@ -1,6 +1,5 @@
 // Runs the threads of a grid, block after block. See cuda_runtime.h.
 #include <dlfcn.h>
-#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -43,112 +42,108 @@ constexpr size_t kParameterBytes = 32764;
 
 enum class State { kRuns, kWaitsForBlock, kWaitsForWarp };
 
-// Runs threads from their start; holds the one that waits.
+using Jump = void* [5];  // as __builtin_setjmp asks for
+
+// Runs threads from their start, block after block; holds the one that waits.
 struct Fibre {
-    ucontext_t context;
+    Jump jump;
     std::unique_ptr<char[]> stack{new char[kStackBytes]};
     void* fake_stack = nullptr;  // AddressSanitizer's
     unsigned thread = 0;
     unsigned exchanges = 0;  // of the thread with its warp
     State state = State::kRuns;
-    bool started = false;
+    bool is_started = false;
     bool done = false;
-    jmp_buf jump;
 };
 
 std::mutex mutex;
 std::vector<std::unique_ptr<Fibre>> fibres;
-ucontext_t scheduler;
-jmp_buf scheduler_jump;
+Jump scheduler_jump;
 Fibre* running = nullptr;
 const std::function<void()>* thread_body = nullptr;
 unsigned started = 0;  // threads of the block
 bool backwards = false;
-unsigned char slots[2][1024][16];  // two, since a thread may leave its next value before all have taken the last one
+Slot both_slots[2][1024];  // two, since a thread may leave its next value before all have taken the last one
 std::set<std::string> launched;
 [[maybe_unused]] const void* scheduler_stack = nullptr;
 [[maybe_unused]] size_t scheduler_stack_size = 0;
 
 void set_thread(unsigned thread) { threadIdx = dim3(thread, 0, 0); }
 
-// Contexts are what AddressSanitizer can follow; jumps save system calls.
-#if defined(__SANITIZE_ADDRESS__)
-template <class Jump>
-void switch_from(jmp_buf&, ucontext_t& here, Jump jump) {
-    volatile bool returned = false;
-    getcontext(&here);
-    if (returned) return;
-    returned = true;
-    jump();
-}
-void jump_to(jmp_buf&, ucontext_t& context) { setcontext(&context); }
-#else
-template <class Jump>
-void switch_from(jmp_buf& here, ucontext_t&, Jump jump) {
-    if (_setjmp(here) == 0) jump();
-}
-void jump_to(jmp_buf& jump, ucontext_t&) { _longjmp(jump, 1); }
-#endif
+// The compiler's jumps make no system calls, as contexts do. AddressSanitizer, which is told of the stacks, would
+// forget all it knows of one before each jump: so jumps are in functions that it does not see.
+#define UNSEEN [[gnu::noinline, gnu::no_sanitize_address]]
 
-void to_scheduler(Fibre& fibre, [[maybe_unused]] bool last) {
-    __sanitizer_start_switch_fiber(last ? nullptr : &fibre.fake_stack, scheduler_stack, scheduler_stack_size);
-    switch_from(fibre.jump, fibre.context, [] { jump_to(scheduler_jump, scheduler); });
+UNSEEN void jump_to(Jump& target) { __builtin_longjmp(target, 1); }
+
+UNSEEN void leave(Fibre& fibre) {
+    if (__builtin_setjmp(fibre.jump) == 0) jump_to(scheduler_jump);
+}
+
+void to_scheduler(Fibre& fibre) {
+    __sanitizer_start_switch_fiber(&fibre.fake_stack, scheduler_stack, scheduler_stack_size);
+    leave(fibre);
     __sanitizer_finish_switch_fiber(fibre.fake_stack, &scheduler_stack, &scheduler_stack_size);
 }
 
 void fibre_main() {
     __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_size);
     Fibre& fibre = *running;
-    while (started < blockDim.x) {
-        fibre.thread = backwards ? blockDim.x - 1 - started : started;
-        ++started;
-        fibre.exchanges = 0;
-        set_thread(fibre.thread);
-        (*thread_body)();
+    for (;;) {
+        while (started < blockDim.x) {
+            fibre.thread = backwards ? blockDim.x - 1 - started : started;
+            ++started;
+            fibre.exchanges = 0;
+            set_thread(fibre.thread);
+            (*thread_body)();
+        }
+        fibre.done = true;
+        to_scheduler(fibre);
     }
-    fibre.done = true;
-    to_scheduler(fibre, true);
+}
+
+UNSEEN void start(Fibre& fibre) {
+    fibre.is_started = true;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = fibre.stack.get();
+    context.uc_stack.ss_size = kStackBytes;
+    context.uc_link = nullptr;
+    makecontext(&context, fibre_main, 0);
+    setcontext(&context);
+}
+
+UNSEEN void enter(Fibre& fibre) {
+    if (__builtin_setjmp(scheduler_jump) != 0) return;
+    if (!fibre.is_started) start(fibre);
+    jump_to(fibre.jump);
 }
 
 void resume(Fibre& fibre) {
     running = &fibre;
     fibre.state = State::kRuns;
+    fibre.done = false;
     set_thread(fibre.thread);
     [[maybe_unused]] void* fake_stack = nullptr;
     __sanitizer_start_switch_fiber(&fake_stack, fibre.stack.get(), kStackBytes);
-    switch_from(scheduler_jump, scheduler, [&] {
-        if (fibre.started) jump_to(fibre.jump, fibre.context);
-        fibre.started = true;
-        setcontext(&fibre.context);
-    });
+    enter(fibre);
     __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
-}
-
-Fibre& new_fibre(size_t number) {
-    if (number == fibres.size()) fibres.push_back(std::make_unique<Fibre>());
-    Fibre& fibre = *fibres[number];
-    fibre.started = false;
-    fibre.done = false;
-    fibre.fake_stack = nullptr;
-    getcontext(&fibre.context);
-    fibre.context.uc_stack.ss_sp = fibre.stack.get();
-    fibre.context.uc_stack.ss_size = kStackBytes;
-    fibre.context.uc_link = nullptr;
-    makecontext(&fibre.context, fibre_main, 0);
-    return fibre;
 }
 
 void wait(State state) {
     Fibre& fibre = *running;
     fibre.state = state;
-    to_scheduler(fibre, false);
+    to_scheduler(fibre);
 }
 
 // False if some threads wait for others that never come.
 bool run_block() {
     started = 0;
     size_t used = 0;
-    while (started < blockDim.x) resume(new_fibre(used++));
+    while (started < blockDim.x) {
+        if (used == fibres.size()) fibres.push_back(std::make_unique<Fibre>());
+        resume(*fibres[used++]);
+    }
     std::vector<Fibre*> waiting;
     for (;;) {
         waiting.clear();
@@ -179,8 +174,8 @@ bool run_block() {
 
 void wait_for_block() { wait(State::kWaitsForBlock); }
 void wait_for_warp() { wait(State::kWaitsForWarp); }
-unsigned char* own_slot() { return slots[++running->exchanges % 2][running->thread]; }
-const unsigned char* slot_of(unsigned source) { return slots[running->exchanges % 2][source]; }
+Slot& own_slot() { return both_slots[++running->exchanges % 2][running->thread]; }
+const Slot* slots() { return both_slots[running->exchanges % 2]; }
 
 cudaError_t run(const cudaLaunchConfig_t& config, const void* kernel, size_t parameter_bytes,
                 const std::function<void()>& body) {
@@ -202,7 +197,9 @@ cudaError_t run(const cudaLaunchConfig_t& config, const void* kernel, size_t par
     for (unsigned b = 0; b < grid.x && error == cudaSuccess; ++b) {
         blockIdx = dim3(backwards ? grid.x - 1 - b : b, 0, 0);
         std::memset(shared, 0xff, config.dynamicSmemBytes);  // NaN
-        if (!run_block()) error = cudaErrorLaunchFailure;
+        if (run_block()) continue;
+        fibres.clear();  // some of which never come to their ends
+        error = cudaErrorLaunchFailure;
     }
     ASAN_UNPOISON_MEMORY_REGION(shared + config.dynamicSmemBytes, kSharedBytes - config.dynamicSmemBytes);
     return error;
