@@ -63,27 +63,29 @@ enum class Layout { kWithGaps, kContiguous, kChannelsLast };
 template <class T>
 class Tensor {
 public:
-    Tensor(const Shape& shape, Layout layout) : shape_(shape), strides_(shape.size()) {
+    Tensor(const Shape& shape, Layout layout) : shape_(shape), strides_(shape.size()), size_(count_elements(shape)) {
         std::vector<size_t> axes(shape.size());  // the innermost one last
         std::iota(axes.begin(), axes.end(), 0);
         if (layout == Layout::kChannelsLast) std::rotate(axes.begin() + 1, axes.begin() + 2, axes.end());
         int64_t stride = layout == Layout::kWithGaps ? 2 : 1;
         for (size_t i = axes.size(); i-- > 0; stride *= shape[axes[i]]) strides_[axes[i]] = stride;
-        elements_.resize(place(size() - 1) + 1);
+        elements_.resize(place(size_ - 1) + 1);
     }
 
-    int64_t size() const { return count_elements(shape_); }
+    int64_t size() const { return size_; }
     T& operator[](int64_t number) { return elements_[place(number)]; }
     Operand operand() { return {elements_.data(), strides_.data()}; }
 
 private:
     int64_t place(int64_t number) const {
+        const int64_t *sizes = shape_.data(), *strides = strides_.data();  // this runs without optimisation
         int64_t place = 0;
-        for (size_t a = shape_.size(); a-- > 0; number /= shape_[a]) place += number % shape_[a] * strides_[a];
+        for (size_t a = shape_.size(); a-- > 0; number /= sizes[a]) place += number % sizes[a] * strides[a];
         return place;
     }
 
     Shape shape_, strides_;
+    int64_t size_;
     cpu::Buffer<T> elements_;
 };
 
