@@ -183,6 +183,47 @@ def test_slopes_at_the_limits_of_the_type(dtype, values, device):
     assert result.flatten().tolist() == pytest.approx([0.6, -0.8], rel=tolerance)
 
 
+SCALES = {
+    "float16": ([-10, 0, 10], [-10, 0, 5]),
+    "bfloat16": ([-120, -40, 0, 20, 60, 120], [-110, -40, 0, 60, 115]),
+    "float32": ([-120, -40, 0, 20, 60, 120], [-110, -40, 0, 60, 115]),
+    "float64": ([-900, 0, 900], [-900, 0, 900]),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"kernel_shape": [2, 2], "strides": [2, 2]},
+        {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]},
+        {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]},
+        {"kernel_shape": [4, 3], "strides": [3, 2]},
+        {"kernel_shape": [9, 9], "pads": [4, 4, 4, 4]},
+        {"kernel_shape": [10, 12]},
+        {"kernel_shape": [2], "strides": [2]},
+        {"kernel_shape": [3], "pads": [1, 1]},
+        {"kernel_shape": [3, 3, 3], "strides": [2, 1, 1]},
+    ],
+    ids=str,
+)
+def test_slopes_of_norms_in_the_whole_range(attributes, layout, dtype, device):
+    """Channels of all magnitudes, with gradients of all magnitudes: their ratios may be out of the type's range."""
+    scales = torch.tensor([(x, g) for x in SCALES[dtype][0] for g in SCALES[dtype][1]], dtype=torch.float64).T
+    channels = -(-scales.shape[1] // 8) * 8
+    scales = F.pad(scales, (0, channels - scales.shape[1])).exp2()
+    sizes = (5, 10, 12)[-len(attributes["kernel_shape"]) :]
+    case = Case("LpPool", (2, channels, *sizes), {**attributes, "p": 2})
+    of_data, of_gradients = scales.reshape(2, channels, *[1] * len(sizes))
+    random = torch.Generator().manual_seed(0)
+    x = torch.rand(case.shape, generator=random, dtype=torch.float64) + 0.25
+    x = arrange((x * of_data).to(device, getattr(torch, dtype)), layout)
+    grad = torch.randn(call(case, [x]).shape, generator=random, dtype=torch.float64)
+    grad = arrange((grad * of_gradients).to(x), layout)
+    assert_gradient(case, dtype, x, grad, gradient(case, x, grad))
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_nan_in_a_maximum_receives_its_gradient(dtype, device):
     x = torch.tensor([[[1.0, math.nan, 3.0, 4.0]]], dtype=getattr(torch, dtype), device=device)

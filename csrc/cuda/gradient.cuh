@@ -14,174 +14,253 @@ struct GradientArithmetic {
     // The derivative of the norm with p = 2 is linear in x. Not so in float64, where grad_y / y may overflow.
     static constexpr bool kIsLinear = is_square_norm<R> && !std::is_same_v<T, double>;
 
-    static __device__ Sum widened(T value) { return static_cast<Sum>(static_cast<comparable_t<T>>(value)); }
-    static __device__ T rounded(Sum value) { return static_cast<T>(static_cast<comparable_t<T>>(value)); }
+    template <class Number = Sum>
+    static __device__ Number widened(T value) {
+        return static_cast<Number>(static_cast<comparable_t<T>>(value));
+    }
+    template <class Number>
+    static __device__ T rounded(Number value) {
+        return static_cast<T>(static_cast<comparable_t<T>>(value));
+    }
 
     // What a window with result y sends to its datum x, if that is linear in x, divided by x.
-    static __device__ Sum linear_factor(Sum grad_y, T y) {
-        return widened(y) == 0 ? Sum(0) : quotient_for_narrower(grad_y, widened(y));
+    template <class Number>
+    static __device__ Number linear_factor(Number grad_y, T y) {
+        return widened<Number>(y) == 0 ? Number(0) : quotient_for_narrower(grad_y, widened<Number>(y));
     }
 };
 
-// One input place for each thread, with kLanes channels side by side in memory.
+// Computes and writes the gradients at one place of the inputs, kLanes channels side by side in memory.
 template <class R, class Space, int kLanes>
-__global__ void __launch_bounds__(kThreads)
-    backward_by_window(int64_t first_block, const __grid_constant__ Problem<Space> problem) {
+__device__ inline void write_gradients(const R& reduction, const Problem<Space>& problem,
+                                       const Position<Space>& input) {
     using T = typename R::Element;
     using Index = typename Space::Index;
     using Sum = wide_accumulator_t<T>;
     // grad_y's neighbour, Y or Indices, is walked along with it.
     using Neighbour = std::conditional_t<R::kIndexed, int64_t, T>;
     constexpr bool kHasNeighbour = R::kIndexed || R::kGradientNeedsData;
-    const int64_t number = (first_block + blockIdx.x) * kThreads + threadIdx.x;
-    if (number >= problem.places.count) return;
-    const R reduction(problem.parameters);
-    Position<Space> input = problem.places[number];
     const int rank = Space::rank(problem.rank), last = rank - 1;
     const View<Space>& neighbours = R::kIndexed ? problem.indices : problem.y;
     const T* grad_y = problem.grad_y.template plane<const T>(input.image, input.channel);
     const Neighbour* beside = neighbours.template plane<const Neighbour>(input.image, input.channel);
-    const int64_t first_index = input.image * problem.flat.image_stride + input.channel * problem.flat.channel_stride;
-
-    for_each_row_of_place(problem, input, &DeviceAxis<Index>::input, [&] {
-        const int64_t own_index = first_index + problem.flat.offset(input.spatial, rank);
-        [[maybe_unused]] T x[kLanes];
-        if constexpr (R::kGradientNeedsData) {
-            load(problem.x.template plane<const T>(input.image, input.channel) + problem.x.offset(input.spatial, rank),
-                 x);
-        }
-        Box<Space> windows;
+    const int64_t own_index = input.image * problem.flat.image_stride + input.channel * problem.flat.channel_stride +
+                              problem.flat.offset(input.spatial, rank);
+    [[maybe_unused]] T x[kLanes];
+    if constexpr (R::kGradientNeedsData) {
+        load(problem.x.template plane<const T>(input.image, input.channel) + problem.x.offset(input.spatial, rank), x);
+    }
+    Box<Space> windows;
 #pragma unroll
-        for (int a = 0; a < rank; ++a) windows.axes[a] = covering_windows(problem.axes[a], input.spatial[a]);
-        const auto& along = windows.axes[last];
+    for (int a = 0; a < rank; ++a) windows.axes[a] = covering_windows(problem.axes[a], input.spatial[a]);
+    const auto& along = windows.axes[last];
 
-        Sum sums[kLanes] = {};
-        // Gradients of windows that divide by the same number are added before they are divided.
-        Sum undivided[kLanes] = {};
-        typename Space::Count divisor = 1;
-        // Windows with all of their taps in the data do so.
-        bool all_inside = R::kDivides;
+    Sum sums[kLanes] = {};
+    // Gradients of windows that divide by the same number are added before they are divided.
+    Sum undivided[kLanes] = {};
+    typename Space::Count divisor = 1;
+    // Windows with all of their taps in the data do so.
+    bool all_inside = R::kDivides;
+    if constexpr (R::kDivides) {
+#pragma unroll
+        for (int a = 0; a < rank; ++a) {
+            const auto& axis = problem.axes[a];
+            const auto& range = windows.axes[a];
+            const Index start = range.begin * axis.stride - axis.pad_begin;
+            const Index end = start + (range.count - 1) * range.step * axis.stride + (axis.kernel - 1) * axis.dilation;
+            all_inside = all_inside && start >= 0 && end < axis.input;
+            divisor *= axis.kernel;
+        }
+    }
+    const auto divide = [&] {
         if constexpr (R::kDivides) {
 #pragma unroll
-            for (int a = 0; a < rank; ++a) {
-                const auto& axis = problem.axes[a];
-                const auto& range = windows.axes[a];
-                const Index start = range.begin * axis.stride - axis.pad_begin;
-                const Index end =
-                    start + (range.count - 1) * range.step * axis.stride + (axis.kernel - 1) * axis.dilation;
-                all_inside = all_inside && start >= 0 && end < axis.input;
-                divisor *= axis.kernel;
+            for (int lane = 0; lane < kLanes; ++lane) {
+                sums[lane] += reduction.gradient(undivided[lane] / static_cast<Sum>(divisor), 0, 0);
+                undivided[lane] = 0;
             }
         }
-        const auto divide = [&] {
-            if constexpr (R::kDivides) {
+    };
+    const auto add_row = [&](const auto& offsets, const auto& outer) {
+        typename Space::Count outer_divisor = 1;
+        if (R::kDivides && !all_inside) {
 #pragma unroll
-                for (int lane = 0; lane < kLanes; ++lane) {
-                    sums[lane] += reduction.gradient(undivided[lane] / static_cast<Sum>(divisor), 0, 0);
-                    undivided[lane] = 0;
-                }
+            for (int a = 0; a < last; ++a) {
+                outer_divisor *= counted_taps(problem.axes[a], outer[a], problem.parameters.divisor);
             }
-        };
-        const auto add_row = [&](const auto& offsets, const auto& outer) {
-            typename Space::Count outer_divisor = 1;
+        }
+        for (Index i = 0; i < along.count; ++i) {
+            const Index window = along.begin + i * along.step;
+            T gradients[kLanes];
+            load(grad_y + offsets[0] + window * problem.grad_y.strides[last], gradients);
+            [[maybe_unused]] Neighbour others[kLanes];
+            if constexpr (kHasNeighbour) load(beside + offsets[1] + window * neighbours.strides[last], others);
             if (R::kDivides && !all_inside) {
+                const auto own_divisor =
+                    outer_divisor * counted_taps(problem.axes[last], window, problem.parameters.divisor);
+                if (own_divisor != divisor) divide();
+                divisor = own_divisor;
+            }
 #pragma unroll
-                for (int a = 0; a < last; ++a) {
-                    outer_divisor *= counted_taps(problem.axes[a], outer[a], problem.parameters.divisor);
+            for (int lane = 0; lane < kLanes; ++lane) {
+                const Sum gradient = static_cast<Sum>(gradients[lane]);
+                if constexpr (R::kIndexed) {
+                    if (others[lane] == own_index + lane * problem.flat.channel_stride) sums[lane] += gradient;
+                } else if constexpr (R::kDivides) {
+                    undivided[lane] += gradient;
+                } else {
+                    sums[lane] +=
+                        reduction.gradient(gradient, static_cast<Sum>(x[lane]), static_cast<Sum>(others[lane]));
                 }
             }
-            for (Index i = 0; i < along.count; ++i) {
-                const Index window = along.begin + i * along.step;
-                T gradients[kLanes];
-                load(grad_y + offsets[0] + window * problem.grad_y.strides[last], gradients);
-                [[maybe_unused]] Neighbour others[kLanes];
-                if constexpr (kHasNeighbour) load(beside + offsets[1] + window * neighbours.strides[last], others);
-                if (R::kDivides && !all_inside) {
-                    const auto own_divisor =
-                        outer_divisor * counted_taps(problem.axes[last], window, problem.parameters.divisor);
-                    if (own_divisor != divisor) divide();
-                    divisor = own_divisor;
-                }
-#pragma unroll
-                for (int lane = 0; lane < kLanes; ++lane) {
-                    const Sum gradient = static_cast<Sum>(gradients[lane]);
-                    if constexpr (R::kIndexed) {
-                        if (others[lane] == own_index + lane * problem.flat.channel_stride) sums[lane] += gradient;
-                    } else if constexpr (R::kDivides) {
-                        undivided[lane] += gradient;
-                    } else {
-                        sums[lane] +=
-                            reduction.gradient(gradient, static_cast<Sum>(x[lane]), static_cast<Sum>(others[lane]));
-                    }
-                }
-            }
-        };
-        for_each_row<Space, 2>(windows, rank, {&problem.grad_y, &neighbours}, add_row);
-        divide();
+        }
+    };
+    for_each_row<Space, 2>(windows, rank, {&problem.grad_y, &neighbours}, add_row);
+    divide();
 
-        T grad_x[kLanes];
+    T grad_x[kLanes];
 #pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) grad_x[lane] = static_cast<T>(sums[lane]);
-        store(grad_x, problem.grad_x.template plane<T>(input.image, input.channel) +
-                          problem.grad_x.offset(input.spatial, rank));
-    });
+    for (int lane = 0; lane < kLanes; ++lane) grad_x[lane] = static_cast<T>(sums[lane]);
+    store(grad_x,
+          problem.grad_x.template plane<T>(input.image, input.channel) + problem.grad_x.offset(input.spatial, rank));
+}
+
+// One place of the inputs for each thread.
+template <class R, class Space, int kLanes>
+__global__ void __launch_bounds__(kThreads)
+    backward_by_window(int64_t first_block, const __grid_constant__ Problem<Space> problem) {
+    const int64_t number = (first_block + blockIdx.x) * kThreads + threadIdx.x;
+    if (number >= problem.places.count) return;
+    const R reduction(problem.parameters);
+    Position<Space> input = problem.places[number];
+    for_each_row_of_place(problem, input, &DeviceAxis<typename Space::Index>::input,
+                          [&] { write_gradients<R, Space, kLanes>(reduction, problem, input); });
 }
 
 // ---- One window spans a plane ----
 
-// What a plane's elements need to know of their window.
+// What a window that spans a plane sends to the plane's elements.
 template <class R>
-struct PlaneGradient : GradientArithmetic<R> {
+class PlaneGradient {
     using T = typename R::Element;
-    using GradientArithmetic<R>::kIsLinear;
-    using GradientArithmetic<R>::rounded;
-    using GradientArithmetic<R>::widened;
-    using typename GradientArithmetic<R>::Sum;
+    using Gradient = GradientArithmetic<R>;
+    using Sum = wide_accumulator_t<T>;
+    static constexpr bool kIsLinear = Gradient::kIsLinear, kNeedsData = R::kGradientNeedsData;
+    // What goes to elements as it is waits for being rounded to halves, which is done to two at once.
+    using Sent = std::conditional_t<kNeedsData, T, comparable_t<T>>;
 
-    Sum grad_y;
-    std::conditional_t<R::kGradientNeedsData && !kIsLinear, Sum, Nothing> y;
-    std::conditional_t<R::kIndexed, int64_t, Nothing> index;
+public:
+    // Of bfloat16, float32 may not hold the factor of the data. Then each element is divided by itself.
+    static constexpr bool kMayLoseFactor = kIsLinear && !std::is_same_v<Sum, typename Gradient::Sum>;
 
+    PlaneGradient() = default;
+    // Of a window, its index counted within the plane.
+    __device__ PlaneGradient(T grad_y, [[maybe_unused]] T y, [[maybe_unused]] int64_t index,
+                             [[maybe_unused]] int32_t plane_size) {
+        if constexpr (R::kIndexed) {
+            index_ = index >= 0 && index < plane_size ? static_cast<int32_t>(index) : -1;
+        }
+        if constexpr (R::kDivides) {
+            grad_y_ = static_cast<Sent>(widened(grad_y) / static_cast<Sum>(plane_size));
+        } else {
+            grad_y_ = static_cast<Sent>(grad_y);
+        }
+        if constexpr (kNeedsData) y_ = y;
+        if constexpr (kIsLinear) factor_ = Gradient::linear_factor(widened(grad_y), y);
+        if constexpr (kMayLoseFactor) {
+            using Limits = std::numeric_limits<Sum>;
+            const Sum size = std::abs(factor_);
+            const bool is_safe = widened(grad_y) == 0 || widened(y) == 0;
+            if (!is_safe && !(size >= Limits::min() && size <= Limits::max())) factor_ = Limits::quiet_NaN();
+        }
+    }
+    // Of plane number `plane`.
     static __device__ PlaneGradient of(const Problem<Small>& problem, int64_t plane, int32_t plane_size) {
-        const Position<Small> position = problem.places[plane];
-        PlaneGradient result;
-        result.grad_y = widened(*problem.grad_y.template plane<const T>(position.image, position.channel));
-        if constexpr (R::kDivides) result.grad_y /= static_cast<Sum>(plane_size);
-        if constexpr (R::kGradientNeedsData) {
-            const T y = *problem.y.template plane<const T>(position.image, position.channel);
-            if constexpr (kIsLinear) {
-                result.grad_y = GradientArithmetic<R>::linear_factor(result.grad_y, y);
-            } else {
-                result.y = widened(y);
+        const Position<Small> place = problem.places[plane];
+        T y{};
+        if constexpr (kNeedsData) y = *problem.y.template plane<const T>(place.image, place.channel);
+        int64_t index = 0;
+        if constexpr (R::kIndexed) {
+            index = *problem.indices.template plane<const int64_t>(place.image, place.channel) -
+                    place.image * problem.flat.image_stride - place.channel * problem.flat.channel_stride;
+        }
+        return {*problem.grad_y.template plane<const T>(place.image, place.channel), y, index, plane_size};
+    }
+
+    __device__ bool has_lost_factor() const {
+        if constexpr (kMayLoseFactor) return factor_ != factor_;
+        return false;
+    }
+
+    // Of element `number` of the plane; if kByFactor, and there is one, by the factor.
+    template <bool kByFactor>
+    __device__ T at([[maybe_unused]] const R& reduction, int32_t number, T x) const {
+        if constexpr (R::kIndexed) {
+            return Gradient::rounded(number == index_ ? grad_y_ : Sent(0));
+        } else if constexpr (kIsLinear && kByFactor) {
+            return Gradient::rounded(widened(x) * factor_);
+        } else if constexpr (kNeedsData) {
+            return Gradient::rounded(reduction.gradient(widened(grad_y_), widened(x), widened(y_)));
+        } else {
+            return Gradient::rounded(grad_y_);
+        }
+    }
+
+private:
+    static __device__ Sum widened(T value) { return Gradient::template widened<Sum>(value); }
+
+    Sent grad_y_;  // of an average, its share of each element
+    std::conditional_t<R::kIndexed, int32_t, Nothing> index_;
+    std::conditional_t<kNeedsData, T, Nothing> y_;
+    std::conditional_t<kIsLinear, Sum, Nothing> factor_;  // NaN if it is lost
+};
+
+// The gradients of planes whose channels lie side by side, from `channel` on.
+template <class R, int kLanes>
+__device__ inline void gradients_of_channels(const Problem<Small>& problem, bool in_vectors, int64_t image,
+                                             int32_t channel, int32_t plane_size,
+                                             PlaneGradient<R> (&gradients)[kLanes]) {
+    using T = typename R::Element;
+    const auto read = [&](const View<Small>& view, auto(&values)[kLanes]) {
+        using Value = std::remove_reference_t<decltype(values[0])>;
+        if (in_vectors) {
+            load(view.template plane<const Value>(image, channel), values);
+        } else {
+#pragma unroll
+            for (int lane = 0; lane < kLanes; ++lane) {
+                values[lane] = *view.template plane<const Value>(image, channel + lane);
             }
         }
-        if constexpr (R::kIndexed) {
-            result.index = *problem.indices.template plane<const int64_t>(position.image, position.channel) -
-                           position.image * problem.flat.image_stride - position.channel * problem.flat.channel_stride;
-        }
-        return result;
+    };
+    T grad_y[kLanes], y[kLanes] = {};
+    int64_t indices[kLanes] = {};
+    read(problem.grad_y, grad_y);
+    if constexpr (R::kGradientNeedsData) read(problem.y, y);
+    if constexpr (R::kIndexed) read(problem.indices, indices);
+    const int64_t first = image * problem.flat.image_stride + channel * problem.flat.channel_stride;
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+        gradients[lane] = {grad_y[lane], y[lane], indices[lane] - first - lane * problem.flat.channel_stride,
+                           plane_size};
     }
+}
 
-    // Of element `number` of the plane.
-    __device__ T at(const R& reduction, int32_t number, T x) const {
-        if constexpr (R::kIndexed) {
-            return rounded(number == index ? grad_y : Sum(0));
-        } else if constexpr (kIsLinear) {
-            return rounded(widened(x) * grad_y);
-        } else if constexpr (R::kGradientNeedsData) {
-            return rounded(reduction.gradient(grad_y, widened(x), y));
-        } else {
-            return rounded(grad_y);
-        }
+// Calls function(by_factor), which is known when compiling.
+template <class R, class Function>
+__device__ inline void with_factors([[maybe_unused]] bool some_are_lost, const Function& function) {
+    if constexpr (PlaneGradient<R>::kMayLoseFactor) {
+        if (some_are_lost) return function(std::false_type());
     }
-};
+    function(std::true_type());
+}
 
 constexpr int kVectorsOfThread = 4;
 
 // Planes one behind the other in memory, which have at least as many elements as a vector has: every thread takes
 // several vectors, wherever planes begin and end.
+// What is rare must not take registers.
 template <class R>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, PlaneGradient<R>::kMayLoseFactor ? 5 : 0)
     backward_planes(int64_t first_block, const __grid_constant__ Problem<Small> problem, Divider<int32_t> plane_size) {
     using T = typename R::Element;
     constexpr int lanes = kVectorLanes<T>;
@@ -195,10 +274,16 @@ __global__ void __launch_bounds__(kThreads)
 
     auto* const planes = shared<PlaneGradient<R>>();
     const int32_t planes_count = (before + end - 1) / plane_size + 1;
+    bool some_are_lost = false;
     for (int32_t i = threadIdx.x; i < planes_count; i += kThreads) {
         planes[i] = PlaneGradient<R>::of(problem, first_plane + i, plane_size);
+        some_are_lost = some_are_lost || planes[i].has_lost_factor();
     }
-    __syncthreads();
+    if constexpr (PlaneGradient<R>::kMayLoseFactor) {
+        some_are_lost = __syncthreads_or(some_are_lost) != 0;
+    } else {
+        __syncthreads();
+    }
 
     const T* x = static_cast<const T*>(problem.x.data) + first;
     T* grad_x = static_cast<T*>(problem.grad_x.data) + first;
@@ -216,36 +301,48 @@ __global__ void __launch_bounds__(kThreads)
             }
         }
     }
+    const auto write = [&](auto by_factor) {
 #pragma unroll
-    for (int i = 0; i < kVectorsOfThread; ++i) {
-        const int32_t begin = (i * kThreads + threadIdx.x) * lanes;
-        if (begin >= end) break;
-        int32_t plane = (before + begin) / plane_size;
-        int32_t number = before + begin - plane * plane_size.value;
-        PlaneGradient<R> gradient = planes[plane];
+        for (int i = 0; i < kVectorsOfThread; ++i) {
+            const int32_t begin = (i * kThreads + threadIdx.x) * lanes;
+            if (begin >= end) break;
+            int32_t plane = (before + begin) / plane_size;
+            int32_t number = before + begin - plane * plane_size.value;
+            PlaneGradient<R> gradient = planes[plane];
+            // Where planes are large, hardly any vector has elements of two.
+            if (plane_size >= 32 * lanes && number + lanes <= plane_size) {
 #pragma unroll
-        for (int lane = 0; lane < lanes; ++lane, ++number) {
-            if (number == plane_size.value) {
-                number = 0;
-                if (plane + 1 < planes_count) gradient = planes[plane + 1];
+                for (int lane = 0; lane < lanes; ++lane) {
+                    data[i][lane] = gradient.template at<by_factor>(reduction, number + lane, data[i][lane]);
+                }
+            } else {
+#pragma unroll
+                for (int lane = 0; lane < lanes; ++lane, ++number) {
+                    if (number == plane_size.value) {
+                        number = 0;
+                        if (plane + 1 < planes_count) gradient = planes[plane + 1];
+                    }
+                    data[i][lane] = gradient.template at<by_factor>(reduction, number, data[i][lane]);
+                }
             }
-            data[i][lane] = gradient.at(reduction, number, data[i][lane]);
-        }
-        if (begin + lanes <= end) {
-            store(data[i], grad_x + begin);
-        } else {
-            for (int lane = 0; lane < lanes; ++lane) {
-                if (begin + lane < end) grad_x[begin + lane] = data[i][lane];
+            if (begin + lanes <= end) {
+                store(data[i], grad_x + begin);
+            } else {
+                for (int lane = 0; lane < lanes; ++lane) {
+                    if (begin + lane < end) grad_x[begin + lane] = data[i][lane];
+                }
             }
         }
-    }
+    };
+    with_factors<R>(some_are_lost, write);
 }
 
 // Channels innermost, as in forward_channel_planes().
 template <class R>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, PlaneGradient<R>::kMayLoseFactor ? 4 : 0)
     backward_channel_planes(int64_t first_block, const __grid_constant__ Problem<Small> problem,
-                            const __grid_constant__ Planes planes, ChannelGroups groups, int64_t grad_stride) {
+                            const __grid_constant__ Planes planes, ChannelGroups groups, int64_t grad_stride,
+                            bool in_vectors) {
     using T = typename R::Element;
     constexpr int lanes = kVectorLanes<T>;
     constexpr int unroll = 4;
@@ -259,30 +356,32 @@ __global__ void __launch_bounds__(kThreads)
     const int32_t end = elements.begin + elements.count;
 
     PlaneGradient<R> gradients[lanes];
-#pragma unroll
-    for (int lane = 0; lane < lanes; ++lane) {
-        gradients[lane] = PlaneGradient<R>::of(problem, image * channels + channel + lane, planes.size);
-    }
+    gradients_of_channels(problem, in_vectors, image, channel, planes.size, gradients);
     const T* x = problem.x.template plane<const T>(image, channel);
     T* grad_x = problem.grad_x.template plane<T>(image, channel);
-    for (int32_t number = elements.begin + share.row; number < end; number += unroll * rows) {
-        T data[unroll][lanes];
-        if constexpr (R::kGradientNeedsData) {
+    bool some_are_lost = false;
+#pragma unroll
+    for (int lane = 0; lane < lanes; ++lane) some_are_lost = some_are_lost || gradients[lane].has_lost_factor();
+    with_factors<R>(some_are_lost, [&](auto by_factor) {
+        for (int32_t number = elements.begin + share.row; number < end; number += unroll * rows) {
+            T data[unroll][lanes];
+            if constexpr (R::kGradientNeedsData) {
+#pragma unroll
+                for (int i = 0; i < unroll; ++i) {
+                    if (number + i * rows < end) load(x + (number + i * rows) * planes.stride, data[i]);
+                }
+            }
 #pragma unroll
             for (int i = 0; i < unroll; ++i) {
-                if (number + i * rows < end) load(x + (number + i * rows) * planes.stride, data[i]);
+                if (number + i * rows >= end) break;
+#pragma unroll
+                for (int lane = 0; lane < lanes; ++lane) {
+                    data[i][lane] = gradients[lane].template at<by_factor>(reduction, number + i * rows, data[i][lane]);
+                }
+                store(data[i], grad_x + (number + i * rows) * grad_stride);
             }
         }
-#pragma unroll
-        for (int i = 0; i < unroll; ++i) {
-            if (number + i * rows >= end) break;
-#pragma unroll
-            for (int lane = 0; lane < lanes; ++lane) {
-                data[i][lane] = gradients[lane].at(reduction, number + i * rows, data[i][lane]);
-            }
-            store(data[i], grad_x + (number + i * rows) * grad_stride);
-        }
-    }
+    });
 }
 
 // False if none of these kernels takes the planes.
@@ -304,11 +403,14 @@ bool backward_planes(const Call& call, const Context& context) {
         Planes planes;
         planes.size = static_cast<int32_t>(size);
         planes.stride = R::kGradientNeedsData ? *stride_of(call.x) : 0;
-        const ChannelGroups groups = channel_groups(geometry.channels / lanes);
+        const ChannelGroups groups(geometry.channels / lanes, geometry.batch, 1);
         const int64_t blocks = geometry.batch * groups.count;
         planes.split(blocks, 4 * kThreads / groups.width);
+        const bool in_vectors = has_channel_vectors(call, call.grad_y, &Axis::output, sizeof(T)) &&
+                                has_channel_vectors(call, call.y, &Axis::output, sizeof(T)) &&
+                                has_channel_vectors(call, call.indices, &Axis::output, sizeof(int64_t));
         launch(backward_channel_planes<R>, blocks * planes.parts, 0, context.stream, problem, planes, groups,
-               *grad_stride);
+               *grad_stride, in_vectors);
         return true;
     }
 

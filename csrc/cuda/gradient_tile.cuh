@@ -41,7 +41,9 @@ __global__ void __launch_bounds__(kThreads)
     using T = typename R::Element;
     using Gradient = GradientArithmetic<R>;
     using Sum = typename Gradient::Sum;
-    const auto& [depth_axis, row_axis, column_axis] = problem.axes;
+    const auto& depth_axis = problem.axes[0];
+    const auto& row_axis = problem.axes[1];
+    const auto& column_axis = problem.axes[2];
 
     const Tile tile(tiling, first_block + blockIdx.x);
     const int32_t window_row = first_covering_window(row_axis, tile.first_row);
@@ -219,7 +221,9 @@ template <class R>
 bool choose_gradient_tiling(const Call& call, const Problem<Small>& problem, GradientTiling& tiling,
                             int64_t& shared_bytes) {
     using Sum = typename GradientArithmetic<R>::Sum;
-    const auto& [depth, rows, columns] = problem.axes;
+    const auto& depth = problem.axes[0];
+    const auto& rows = problem.axes[1];
+    const auto& columns = problem.axes[2];
     tiling.all_planes = problem.planes(call);
     tiling.planes_innermost = call.channels_innermost;
     tiling.depth = Divider<int32_t>(depth.input);

@@ -351,19 +351,26 @@ __device__ inline void find_largest(const PatchData<P, T>& data, int first_row, 
     }
 }
 
+// What a patch has: one function does what is rare for patches of all sizes.
+struct PatchSize {
+    int rows, columns, lanes;
+};
+template <class P>
+constexpr PatchSize size_of_patch{P::kRows, P::kColumns, P::kLanes};
+
 // Rows of outputs, one bit each, with something that is rare: an infinity, a NaN, a window without data, powers that
 // overflow. They are computed again one by one.
-template <class R, class P>
-__device__ __attribute__((noinline)) void write_rare_rows(const Problem<Small>& problem, int64_t number,
+template <class R>
+__device__ __attribute__((noinline)) void write_rare_rows(const Problem<Small>& problem, int64_t number, PatchSize size,
                                                           uint32_t rows) {
     const R reduction(problem.parameters);
     const Position<Small> first = problem.places[number];
-    for (int k = 0; k < P::kRows * P::kColumns * P::kLanes; ++k) {
-        const int row = k / (P::kColumns * P::kLanes), place = k % (P::kColumns * P::kLanes);
+    for (int k = 0; k < size.rows * size.columns * size.lanes; ++k) {
+        const int row = k / (size.columns * size.lanes), place = k % (size.columns * size.lanes);
         Position<Small> output = first;
         output.spatial[1] += row;
-        output.spatial[2] += place / P::kLanes;
-        output.channel += place % P::kLanes;
+        output.spatial[2] += place / size.lanes;
+        output.channel += place % size.lanes;
         if ((rows >> row & 1) && output.spatial[2] < problem.axes[2].output) {
             write_windows<R, Small, 1>(reduction, problem, output);
         }
@@ -535,7 +542,7 @@ __global__ void __launch_bounds__(kThreads)
         rare_rows |= (is_plain ? 0u : 1u) << i;
     }
     if constexpr (!R::kIndexed) {
-        if (rare_rows) write_rare_rows<R, P>(problem, number, rare_rows);
+        if (rare_rows) write_rare_rows<R>(problem, number, size_of_patch<P>, rare_rows);
     }
 }
 

@@ -47,20 +47,52 @@ __device__ inline Number reciprocal(int32_t count) {
     }
 }
 
-// Indices take too many registers for reading all windows of a patch at once, if these overlap in every row. But for
-// large windows and pairs of halves, of which the compiler makes slow code then.
-template <class R, class P>
-constexpr bool reads_by_rows = R::kIndexed && P::kRowKernel > 1 && P::kRowStride == 1 &&
-                               !(sizeof(typename R::Element) == 2 && P::kLanes > 1 && P::kKernel > 3);
+// Norms of bfloat16 send numbers that float32 may not hold. It is used nevertheless, since float64 takes twice the time,
+// and what it loses is found: what overflows shows in the sums, and what vanishes does not matter to data of at most
+// kLargestPlain, as they are where norms are.
+template <class R>
+struct PatchArithmetic : GradientArithmetic<R> {
+    using Sum = std::conditional_t<is_half_precision<typename R::Element>, float, typename GradientArithmetic<R>::Sum>;
+    static constexpr bool kMayLeaveRange = !std::is_same_v<Sum, typename GradientArithmetic<R>::Sum>;
+    static constexpr Sum kLargestPlain = 1 << 16;
+};
 
-// How many blocks run at once at least: what was fastest on an H200.
+// Two tensors take too many registers for reading all windows of a patch at once, if these overlap in every row. But
+// not where the compiler makes slow code then: of some pairs of halves, and of several channels of a norm.
+template <class R, class P>
+constexpr bool reads_by_rows() {
+    if (P::kRowKernel == 1 || P::kRowStride > 1) return false;
+    if (is_norm<R>) return P::kLanes == 1 || PatchArithmetic<R>::kMayLeaveRange;
+    return R::kIndexed && !(sizeof(typename R::Element) == 2 && P::kLanes > 1 && P::kKernel > 3);
+}
+
+// How many blocks run at once at least: what was fastest on an H200. What is rare must not take registers.
 template <class R, class P, bool kSeveralSlices>
 constexpr int gradient_blocks() {
     if (kSeveralSlices) return 2;
-    if (reads_by_rows<R, P>) return P::kLanes == 1 ? 3 : 2;
-    const bool is_average_of_pairs = R::kDivides && P::kLanes == 2;
-    const bool is_norm_of_halves = is_norm<R> && sizeof(typename R::Element) == 2 && P::kRowStride > 1;
-    return is_average_of_pairs || is_norm_of_halves ? 3 : 0;
+    const bool is_norm_of_halves = is_norm<R> && sizeof(typename R::Element) == 2;
+    if (reads_by_rows<R, P>()) return P::kLanes == 1 || is_norm_of_halves ? 3 : 2;
+    if (is_norm_of_halves && P::kRowStride > 1) return P::kKernel == 2 ? 5 : 3;
+    return R::kDivides && P::kLanes == 2 ? 3 : 0;
+}
+
+// The gradients of a patch, one by one, in a way that is exact whatever their magnitudes are.
+template <class R>
+__device__ __attribute__((noinline)) void write_rare_gradients(const Problem<Small>& problem, int64_t number,
+                                                               PatchSize size, bool begins_in_padding) {
+    const R reduction(problem.parameters);
+    Position<Small> first = problem.places[number];
+    first.spatial[1] -= problem.axes[1].pad_begin;
+    if (begins_in_padding) first.spatial[2] -= problem.axes[2].pad_begin;
+    for (int k = 0; k < size.rows * size.columns * size.lanes; ++k) {
+        Position<Small> input = first;
+        input.spatial[1] += k / (size.columns * size.lanes);
+        input.spatial[2] += k / size.lanes % size.columns;
+        input.channel += k % size.lanes;
+        if (has_place(problem.axes[1].input, input.spatial[1]) && has_place(problem.axes[2].input, input.spatial[2])) {
+            write_gradients<R, Small, 1>(reduction, problem, input);
+        }
+    }
 }
 
 // Where several slices of windows may cover an element, they are visited one after the other; by a kernel of its own,
@@ -69,7 +101,7 @@ template <class R, class P, bool kSeveralSlices>
 __global__ void __launch_bounds__(kThreads, gradient_blocks<R, P, kSeveralSlices>())
     backward_patches(int64_t first_block, const __grid_constant__ Problem<Small> problem) {
     using T = typename R::Element;
-    using Gradient = GradientArithmetic<R>;
+    using Gradient = PatchArithmetic<R>;
     using Sum = typename Gradient::Sum;
     const int64_t number = (first_block + blockIdx.x) * kThreads + threadIdx.x;
     if (number >= problem.places.count) return;
@@ -103,6 +135,7 @@ __global__ void __launch_bounds__(kThreads, gradient_blocks<R, P, kSeveralSlices
                             first_window_column >= 0 && first_window_column + P::kWindowColumns <= columns.output;
 
     Sum sums[P::kRows][P::kColumns][P::kLanes] = {};
+    [[maybe_unused]] Sum largest_y = 0;
     const auto add_slice = [&](int32_t slice, bool is_inside_of_depth) {
         // ---- The windows ----
         T grad_y[P::kWindowRows][P::kWindowColumns][P::kLanes];
@@ -143,7 +176,7 @@ __global__ void __launch_bounds__(kThreads, gradient_blocks<R, P, kSeveralSlices
                 }
             }
         };
-        constexpr bool by_rows = reads_by_rows<R, P>;
+        constexpr bool by_rows = reads_by_rows<R, P>();
         const bool some_outside = !all_inside || !is_inside_of_depth;
         const auto clear_outside = [&](int i) {
             const bool row_is_inside = is_inside_of_depth && rows.has_window(first_window_row + i);
@@ -190,7 +223,8 @@ __global__ void __launch_bounds__(kThreads, gradient_blocks<R, P, kSeveralSlices
                         const int64_t distance =
                             neighbour[i][j][lane] - first_index - lane * problem.flat.channel_stride;
                         const auto named = static_cast<int32_t>(distance);
-                        const Sum sent = named == distance ? Gradient::widened(grad_y[i][j][lane]) : Sum(0);
+                        const Sum sent =
+                            named == distance ? Gradient::template widened<Sum>(grad_y[i][j][lane]) : Sum(0);
 #pragma unroll
                         for (int r = 0; r < P::kRows; ++r) {
 #pragma unroll
@@ -205,9 +239,13 @@ __global__ void __launch_bounds__(kThreads, gradient_blocks<R, P, kSeveralSlices
                     Sum sent[P::kWindowColumns];
 #pragma unroll
                     for (int j = 0; j < P::kWindowColumns; ++j) {
-                        sent[j] = Gradient::widened(grad_y[i][j][lane]);
+                        sent[j] = Gradient::template widened<Sum>(grad_y[i][j][lane]);
                         if constexpr (R::kGradientNeedsData) {
                             sent[j] = Gradient::linear_factor(sent[j], neighbour[i][j][lane]);
+                            if constexpr (Gradient::kMayLeaveRange) {
+                                largest_y =
+                                    std::fmax(largest_y, Gradient::template widened<Sum>(neighbour[i][j][lane]));
+                            }
                         }
                     }
 #pragma unroll
@@ -241,6 +279,7 @@ __global__ void __launch_bounds__(kThreads, gradient_blocks<R, P, kSeveralSlices
     };
     const T* x = problem.x.template plane<const T>(place.image, place.channel) + offset_of(problem.x);
     T* grad_x = problem.grad_x.template plane<T>(place.image, place.channel) + offset_of(problem.grad_x);
+    [[maybe_unused]] Sum zero = 0;  // or NaN, if a sum is infinite or NaN
 #pragma unroll
     for (int r = 0; r < P::kRows; ++r) {
         if (first_row + r < 0 || first_row + r >= rows.input) continue;
@@ -256,17 +295,24 @@ __global__ void __launch_bounds__(kThreads, gradient_blocks<R, P, kSeveralSlices
 #pragma unroll
             for (int i = 0; i < together * P::kLanes; ++i) {
                 const Sum sum = sums[r][first + i / P::kLanes][i % P::kLanes];
+                if constexpr (Gradient::kMayLeaveRange) zero = std::fma(sum, Sum(0), zero);
                 if constexpr (R::kGradientNeedsData) {
                     // What no window covers has the gradient 0, even if it is infinite or NaN.
                     const bool is_covered =
                         sum != 0 || (slices.count > 0 && covering_windows(problem.axes[1], first_row + r).count > 0 &&
                                      covering_windows(problem.axes[2], first_column + first + i / P::kLanes).count > 0);
-                    results[i] = Gradient::rounded(is_covered ? Gradient::widened(results[i]) * sum : Sum(0));
+                    results[i] =
+                        Gradient::rounded(is_covered ? Gradient::template widened<Sum>(results[i]) * sum : Sum(0));
                 } else {
                     results[i] = Gradient::rounded(sum);
                 }
             }
             store(results, grad_x + r * problem.grad_x.strides[1] + first * problem.grad_x.strides[2]);
+        }
+    }
+    if constexpr (Gradient::kMayLeaveRange) {
+        if (!(zero == 0 && largest_y <= Gradient::kLargestPlain)) {
+            write_rare_gradients<R>(problem, number, size_of_patch<P>, !P::kAligned);
         }
     }
 }

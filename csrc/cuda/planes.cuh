@@ -45,13 +45,13 @@ __device__ inline A merge_team(const R& reduction, A accumulator, int team) {
     return accumulator;
 }
 
-// lift(), where a datum is known by its number within the plane.
-template <class R>
-__device__ inline typename R::Accumulator lift(const R& reduction, typename R::Element x, int32_t number) {
+// combine_datum(), where a datum is known by its number within the plane.
+template <class R, class A = typename R::Accumulator>
+__device__ inline A combine_datum(const R& reduction, const A& accumulator, typename R::Element x, int32_t number) {
     if constexpr (R::kIndexed) {
-        return reduction.lift(x, number);
+        return reduction.combine(accumulator, reduction.lift(x, number));
     } else {
-        return reduction.lift(x);
+        return combine_datum(reduction, accumulator, x);
     }
 }
 
@@ -122,21 +122,23 @@ __device__ inline void write_part(const R& reduction, const Problem<Small>& prob
     }
 }
 
-// A warp for each plane.
+// A team of threads for each plane.
 template <class R>
 __global__ void __launch_bounds__(kThreads)
     combine_parts(int64_t first_block, const __grid_constant__ Problem<Small> problem,
-                  const __grid_constant__ Planes planes) {
-    const int64_t plane = (first_block + blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
-    if (plane >= problem.places.count) return;
+                  const __grid_constant__ Planes planes, int32_t team) {
+    const int64_t plane = (first_block + blockIdx.x) * (kThreads / team) + threadIdx.x / team;
+    const bool is_plane = plane < problem.places.count;  // all threads of a warp take part in every shuffle
     const R reduction(problem.parameters);
     const auto* partial = static_cast<const typename R::Accumulator*>(planes.partial) + plane * planes.parts;
     typename R::Accumulator accumulator = reduction.identity();
-    for (int32_t i = threadIdx.x % 32; i < planes.parts; i += 32) {
+    for (int32_t i = threadIdx.x % team; is_plane && i < planes.parts; i += team) {
         accumulator = merge(reduction, accumulator, partial[i]);
     }
-    accumulator = merge_team(reduction, accumulator, 32);
-    if (threadIdx.x % 32 == 0) write_result(reduction, problem, planes, problem.places[plane], accumulator);
+    accumulator = merge_team(reduction, accumulator, team);
+    if (is_plane && threadIdx.x % team == 0) {
+        write_result(reduction, problem, planes, problem.places[plane], accumulator);
+    }
 }
 
 // ---- Large contiguous planes: a team of threads, a warp or the block, for each part of a plane ----
@@ -164,7 +166,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
 #pragma unroll
     for (int lane = 0; lane < lanes; ++lane) partial[lane] = reduction.identity();
     const auto take = [&](int lane, T element, int32_t number) {
-        partial[lane] = reduction.combine(partial[lane], lift(reduction, element, number));
+        partial[lane] = combine_datum(reduction, partial[lane], element, number);
     };
     // Up to the first 16-byte boundary, and after the last one, element by element.
     const auto misaligned = static_cast<int32_t>(reinterpret_cast<uintptr_t>(x + elements.begin) % kVectorBytes /
@@ -257,13 +259,13 @@ __global__ void __launch_bounds__(kThreads, sizeof(typename R::Element) < 4 ? 5 
                     load(elements + i, loaded);
 #pragma unroll
                     for (int lane = 0; lane < lanes; ++lane) {
-                        accumulator = reduction.combine(accumulator, lift(reduction, loaded[lane], i + lane));
+                        accumulator = combine_datum(reduction, accumulator, loaded[lane], i + lane);
                     }
                 }
             } else if constexpr (is_half_precision<T>) {  // in pairs, from where a word begins
                 const int32_t lead = plane * planes.size % 2, pairs = (planes.size - lead) / 2;
                 const auto take = [&](T element, int32_t number) {
-                    accumulator = reduction.combine(accumulator, lift(reduction, element, number));
+                    accumulator = combine_datum(reduction, accumulator, element, number);
                 };
                 if (lead > 0 && member == 0) take(elements[0], 0);
 #pragma unroll 4
@@ -278,7 +280,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(typename R::Element) < 4 ? 5 
             } else {
 #pragma unroll 4
                 for (int32_t i = member; i < planes.size; i += packing.team) {
-                    accumulator = reduction.combine(accumulator, lift(reduction, elements[i], i));
+                    accumulator = combine_datum(reduction, accumulator, elements[i], i);
                 }
             }
         }
@@ -311,12 +313,17 @@ constexpr int kPlaneLanes = std::min<int64_t>(
 struct ChannelGroups {
     int32_t width = 1;
     int32_t count = 1;
-};
 
-inline ChannelGroups channel_groups(int64_t vectors) {
-    const int64_t width = std::min<int64_t>(32, 2 * power_of_two_below(std::max<int64_t>(1, vectors - 1)));
-    return {static_cast<int32_t>(width), static_cast<int32_t>(ceil_div(vectors, width))};
-}
+    // Wide ones, unless there are fewer than `wanted` of them in all images then: narrower ones still read whole lines
+    // of 128 bytes.
+    ChannelGroups(int64_t vectors, int64_t images, int64_t wanted) {
+        constexpr int64_t narrowest = 128 / kVectorBytes;
+        int64_t threads = std::min<int64_t>(32, 2 * power_of_two_below(std::max<int64_t>(1, vectors - 1)));
+        while (threads > narrowest && images * ceil_div(vectors, threads) < wanted) threads /= 2;
+        width = static_cast<int32_t>(threads);
+        count = static_cast<int32_t>(ceil_div(vectors, threads));
+    }
+};
 
 // What a thread takes: a vector of `lanes` channels of an image, and of a part's elements every `rows`-th from `row`
 // on.
@@ -366,7 +373,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
 #pragma unroll
                 for (int lane = 0; lane < lanes; ++lane) {
                     accumulators[lane] =
-                        reduction.combine(accumulators[lane], lift(reduction, loaded[i][lane], number + i * rows));
+                        combine_datum(reduction, accumulators[lane], loaded[i][lane], number + i * rows);
                 }
             }
         }
@@ -450,8 +457,11 @@ bool forward_planes(const Call& call, const Context& context) {
         if (planes.parts > 1) planes.partial = context.allocate(count * planes.parts * sizeof(Accumulator));
     };
     const auto finish = [&] {
-        if (planes.parts > 1)
-            launch(combine_parts<R>, ceil_div(count, kThreads / 32), 0, context.stream, problem, planes);
+        if (planes.parts > 1) {
+            int32_t team = 1;
+            while (team < 32 && team < planes.parts) team *= 2;
+            launch(combine_parts<R>, ceil_div(count, kThreads / team), 0, context.stream, problem, planes, team);
+        }
         return true;
     };
 
@@ -459,7 +469,7 @@ bool forward_planes(const Call& call, const Context& context) {
         constexpr int lanes = kPlaneLanes<R>;
         if (!has_channel_vectors(call, call.x, &Axis::input, sizeof(T))) return false;
         const int64_t vectors = geometry.channels / lanes;
-        const ChannelGroups groups = channel_groups(vectors);
+        const ChannelGroups groups(vectors, geometry.batch, 9 * wanted_blocks() / 10);
         const int64_t blocks = geometry.batch * groups.count;
         split(blocks, 4 * kThreads / groups.width);
         launch(forward_channel_planes<R>, blocks * planes.parts, kThreads * lanes * sizeof(Accumulator), context.stream,

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads)
                     load(from + t * step, loaded);
 #pragma unroll
                     for (int lane = 0; lane < lanes; ++lane) {
-                        sums[lane] = reduction.combine(sums[lane], reduction.lift(loaded[lane]));
+                        sums[lane] = combine_datum(reduction, sums[lane], loaded[lane]);
                     }
                 }
             }

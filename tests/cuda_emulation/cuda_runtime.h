@@ -43,6 +43,7 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 namespace emulation {
 
 void wait_for_block();
+bool any_of_block(bool predicate);
 void wait_for_warp();
 // Where threads leave values for their warp: each in the slot of its number.
 using Slot = unsigned char[16];
@@ -65,6 +66,7 @@ T from_lane(T value, unsigned lane) {
 }  // namespace emulation
 
 inline void __syncthreads() { emulation::wait_for_block(); }
+inline int __syncthreads_or(int predicate) { return emulation::any_of_block(predicate != 0); }
 inline void __syncwarp(unsigned = ~0u) { emulation::wait_for_warp(); }
 
 template <class T>

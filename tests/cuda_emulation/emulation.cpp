@@ -9,6 +9,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda_runtime.h"
@@ -64,6 +65,7 @@ const std::function<void()>* thread_body = nullptr;
 unsigned started = 0;  // threads of the block
 bool backwards = false;
 Slot both_slots[2][1024];  // two, since a thread may leave its next value before all have taken the last one
+bool vote = false, last_vote = false;  // of the block: whether a thread has said yes, and before the last barrier
 std::set<std::string> launched;
 [[maybe_unused]] const void* scheduler_stack = nullptr;
 [[maybe_unused]] size_t scheduler_stack_size = 0;
@@ -156,6 +158,7 @@ bool run_block() {
             waiting_of_warp[fibres[i]->thread / 32] += fibres[i]->state == State::kWaitsForWarp;
         }
         if (waiting.empty()) return true;
+        if (for_block == blockDim.x) last_vote = std::exchange(vote, false);
         if (backwards) std::reverse(waiting.begin(), waiting.end());
         bool progress = false;
         for (Fibre* fibre : waiting) {
@@ -173,6 +176,11 @@ bool run_block() {
 }  // namespace
 
 void wait_for_block() { wait(State::kWaitsForBlock); }
+bool any_of_block(bool predicate) {
+    vote |= predicate;
+    wait_for_block();
+    return last_vote;
+}
 void wait_for_warp() { wait(State::kWaitsForWarp); }
 Slot& own_slot() { return both_slots[++running->exchanges % 2][running->thread]; }
 const Slot* slots() { return both_slots[running->exchanges % 2]; }
