@@ -100,13 +100,11 @@ private:
     Segments segments_;
 };
 
-// Of a channels-last call, those parts one after the other. Units are parts.
-template <class R, bool kGradient, Task (*plan)(const Call& call)>
-void run_few_channels(const Call& call, int64_t begin, int64_t end) {
-    using T = typename R::Element;
+// Of a channels-last call, those parts one after the other.
+template <class T, bool kGradient>
+void run_parts_of_images(const Call& call, bool reads_data, Plan plan, int64_t begin, int64_t end) {
     const ImageParts parts(call, kGradient);
     const Operand nothing;
-    const bool reads_data = !kGradient || R::kGradientNeedsData;
     SplitPlanes<T> x(reads_data ? call.x : nothing), y(reads_data ? call.y : nothing);
     SplitPlanes<T> grad_x(call.grad_x), grad_y(call.grad_y);
     SplitPlanes<int64_t> indices(call.indices);
@@ -137,6 +135,13 @@ void run_few_channels(const Call& call, int64_t begin, int64_t end) {
             indices.join();
         }
     }
+}
+
+// Units are parts.
+template <class R, bool kGradient, Plan plan>
+void run_few_channels(const Call& call, int64_t begin, int64_t end) {
+    constexpr bool reads_data = !kGradient || R::kGradientNeedsData;
+    run_parts_of_images<typename R::Element, kGradient>(call, reads_data, plan, begin, end);
 }
 
 // Whether that takes less time. Maxima send their gradients to single elements anyway.
