@@ -12,6 +12,12 @@ struct GradientSum : Sum<A> {
     }
 };
 
+// It is an accumulator already.
+template <class A>
+AsItIs<A> lift_rows(const GradientSum<A>&, const std::vector<int64_t>&) {
+    return {};
+}
+
 // An average sends grad_y / divisor.
 template <class T>
 struct AverageGradient {
