@@ -208,6 +208,8 @@ template <class A>
 const Largest<A>& combiner_of(const Largest<A>& reduction) {
     return reduction;
 }
+template <class R>
+using CombinerOf = std::decay_t<decltype(combiner_of(std::declval<const R&>()))>;
 
 // put(i, taps[0][i] + taps[1][i] + ... + taps[count - 1][i]) for 0 <= i < size and the combiner's "+", from left to
 // right. There is at least one tap. Memory is asked for what those of `ahead`, kAhead of them, will be read for next.

@@ -128,23 +128,24 @@ void build_levels(const Combiner& combiner, typename Combiner::Accumulator* leve
 
 // Some rows with their padding, as the windows along them need them. They are worked on together: what has just been
 // written cannot be read at once in vectors that begin elsewhere.
-template <class R>
+template <class Combiner>
 class PaddedRows {
 public:
-    using Accumulator = typename R::Accumulator;
+    using Accumulator = typename Combiner::Accumulator;
 
-    // For as many as `rows`.
-    PaddedRows(const R& reduction, const Axis& axis, const AxisTable& table, int64_t rows)
-        : reduction_(reduction),
+    // For as many as `rows`. `identity` is the accumulator of no data.
+    PaddedRows(const Combiner& combiner, Accumulator identity, const Axis& axis, bool windows_share, int64_t rows)
+        : combiner_(combiner),
+          identity_(identity),
           axis_(axis),
-          level_count_(table.windows_share && !R::kInOrder ? levels_of(axis.kernel) : 1),
+          level_count_(windows_share ? levels_of(axis.kernel) : 1),
           takes_phases_together_(sizeof(Accumulator) >= 4 && axis.stride > 1 && axis.stride <= kMostResultPhases &&
                                  axis.kernel >= axis.stride && axis.dilation == 1 && level_count_ == 1),
           size_(padded_size(axis)),
           capacity_(std::clamp<int64_t>(kRowBufferBytes / sizeof(Accumulator) / (size_ * level_count_), 1,
                                         std::clamp<int64_t>(rows, 1, 8))) {
         // Behind them, room for what take_every() reads too far.
-        padded_.assign(level_count_ * capacity_ * size_ + kLanes<Accumulator> + axis.stride, reduction.identity());
+        padded_.assign(level_count_ * capacity_ * size_ + kLanes<Accumulator> + axis.stride, identity);
         const Range window{0, axis.kernel, axis.dilation};
         // Positions of neighbouring windows are a stride apart: those of one phase (position modulo stride) are brought
         // together.
@@ -160,7 +161,7 @@ public:
             places_.emplace_back(number, position / axis.stride);
         };
         if (level_count_ > 1) {
-            for_each_piece<kMayOverlap<R>>(window, [&](int64_t level, int64_t position) {
+            for_each_piece<kMayOverlap<Combiner>>(window, [&](int64_t level, int64_t position) {
                 needed_levels_ |= uint64_t{1} << level;
                 add(level, position);
             });
@@ -204,7 +205,7 @@ public:
         const auto take_single = [&](int64_t place) {  // where not all are data
             for (int64_t phase = 0; phase < stride; ++phase) {
                 const int64_t i = place * stride + phase - axis_.pad_begin;
-                target[phase * phase_size() + place] = i >= 0 && i < axis_.input ? x[i] : reduction_.identity();
+                target[phase * phase_size() + place] = i >= 0 && i < axis_.input ? x[i] : identity_;
             }
         };
         for (int64_t place = 0; place < begin; ++place) take_single(place);
@@ -213,8 +214,8 @@ public:
 
     // To be called when the first `rows` of them are there,
     void prepare(int64_t rows) {
-        build_levels(combiner_of(reduction_), padded_.data(), level_count_, capacity_ * size_, rows * size_,
-                     axis_.dilation, needed_levels_);
+        build_levels(combiner_, padded_.data(), level_count_, capacity_ * size_, rows * size_, axis_.dilation,
+                     needed_levels_);
         if (are_in_phases_) return;
         if (takes_phases_together_) return take_phases(padded_.data(), rows * (size_ / axis_.stride), phases_.data());
         for (size_t i = 0; i < sources_.size() && axis_.stride > 1; ++i) {
@@ -246,7 +247,8 @@ private:
 
     int64_t phase_size() const { return capacity_ * (size_ / axis_.stride); }
 
-    const R& reduction_;
+    const Combiner& combiner_;
+    const Accumulator identity_;
     const Axis& axis_;
     const int64_t level_count_;
     const bool takes_phases_together_;  // all are needed, in their order
@@ -278,7 +280,8 @@ public:
           last_(static_cast<int>(tables_.size()) - 1),
           is_separable_(is_separable<R>(tables_)),
           outer_axes_(outer_axes(reduction, tables_, is_separable_, position_strides)),
-          padded_(reduction, axis_, tables_[last_], rows),
+          padded_(combiner_of(reduction), reduction.identity(), axis_, tables_[last_].windows_share && !R::kInOrder,
+                  rows),
           sums_(axis.output),
           prefetched_(kForeseesRuns && last_ == 0 ? 0 : elements_per_output_row(tables_)),
           position_strides_(position_strides) {
@@ -364,7 +367,7 @@ private:
     const bool is_separable_;
     OuterAxes<R> outer_axes_;
     std::optional<LiftedRows<R>> lifted_;
-    PaddedRows<R> padded_;
+    PaddedRows<CombinerOf<R>> padded_;
     Buffer<Accumulator> sums_;
     const int64_t prefetched_;
     const int64_t* const position_strides_;

@@ -228,7 +228,7 @@ private:
 };
 
 template <class R>
-using WindowsOf = OverlappingWindows<std::decay_t<decltype(combiner_of(std::declval<const R&>()))>>;
+using WindowsOf = OverlappingWindows<CombinerOf<R>>;
 
 // Sums, or maxima, along the first spatial axes, one after the other: of one plane, or of some lanes.
 template <class R>
