@@ -171,6 +171,18 @@ struct Keep {
     }
 };
 
+// or one part of it for each window or position;
+template <class A>
+struct KeepParts {
+    A* target;
+    int64_t step;
+    Keep<A> operator()(int64_t part) const { return {target + part * step}; }
+    template <class V>
+    void operator()(int64_t part, int64_t i, V a) const {
+        store(target + part * step + i, a);
+    }
+};
+
 // or, finished, into the output, of windows that share a divisor,
 template <class R>
 struct Finish {

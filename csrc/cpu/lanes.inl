@@ -360,12 +360,17 @@ private:
             row = buffer_.data();
             x_step = lanes_;
         }
+        finish_overlapping(row, x_step, target);
+    }
+
+    template <class Target>
+    void finish_overlapping(const Accumulator* row, int64_t x_step, const Target& target) {
         const auto reduce = [&](const auto& put) {
             overlapping_->reduce(row, x_step, AsItIs<Accumulator>(), lanes_, put);
         };
         if constexpr (may_leave_range<R>) {
             windows_.resize(std::max<size_t>(windows_.size(), axis_.output * lanes_));
-            reduce([&](int64_t output, int64_t i, auto sums) { store(windows_.data() + output * lanes_ + i, sums); });
+            reduce(KeepParts<Accumulator>{windows_.data(), lanes_});
         } else {
             reduce([&](int64_t output, int64_t i, auto sums) {
                 target.at(output, static_cast<Accumulator>(divisors_[output]))(i, sums);
@@ -433,8 +438,7 @@ private:
         const auto& combiner = combiner_of(reduction_);
         if constexpr (may_leave_range<R>) {
             sums_.resize(std::max<size_t>(sums_.size(), lanes * windows.count));
-            combine_windows(combiner, windows, lanes, take,
-                            [&](int64_t window) { return Keep<Accumulator>{sums_.data() + window * lanes}; });
+            combine_windows(combiner, windows, lanes, take, KeepParts<Accumulator>{sums_.data(), lanes});
             for (int64_t window = 0; window < windows.count; ++window) {
                 const Accumulator* sums = sums_.data() + window * lanes;
                 const int64_t first = output + window * period;

@@ -289,9 +289,11 @@ private:
         return block;
     }
 
+    // Whatever row() is given: it is called so seldom that the functions below need not be made for each.
+    using AnyData = std::function<const T*(int64_t begin, int64_t end)>;
+
     // The windows of the first axis that this one is complete with.
-    template <class Data>
-    void compute(int64_t window, const Data& data) {
+    void compute(int64_t window, const AnyData& data) {
         const int64_t block = blocks_ > 0 ? block_of(window) : 0;
         begin_ = block > 0 ? windows_end(block - 1) : 0;
         end_ = blocks_ > 0 ? windows_end(block) : tables_[0].output;
@@ -326,8 +328,7 @@ private:
         block_ = block;
     }
 
-    template <class Data>
-    void reduce_first(int64_t block, const int64_t* sizes, const int64_t* dense, const Data& data) {
+    void reduce_first(int64_t block, const int64_t* sizes, const int64_t* dense, const AnyData& data) {
         constexpr int64_t vectors_ahead = 8;
         const int last = static_cast<int>(tables_.size()) - 1;
         // Around the first axis everything still lies as in x: in runs of whole rows, or of lanes.
@@ -359,9 +360,7 @@ private:
             const auto [begin, end] = overlapping_[0]->block(number);
             for_each_run(data(begin, end), [&](const T* x, int64_t place, Accumulator* target) {
                 overlapping_[0]->reduce_run(number, place, x, strides_[0], elements_ahead, lift, run, puts,
-                                            [&](int64_t output, int64_t i, auto sums) {
-                                                store(target + (output - begin_) * dense[0] + i, sums);
-                                            });
+                                            KeepParts<Accumulator>{target - begin_ * dense[0], dense[0]});
             });
         };
         fill_empty(0, begin_, end_, dense[0], target_.data(), dense[0]);
@@ -383,9 +382,8 @@ private:
         const AxisTable& table = tables_[axis];
         fill_empty(axis, 0, table.output, run, target, target_step);
         if (overlapping_[axis]) {
-            return overlapping_[axis]->reduce(
-                source, source_step, take, run,
-                [&](int64_t output, int64_t i, auto sums) { store(target + output * target_step + i, sums); });
+            return overlapping_[axis]->reduce(source, source_step, take, run,
+                                              KeepParts<Accumulator>{target, target_step});
         }
         constexpr int64_t strip = 128 / sizeof(Accumulator);
         lifted_.resize(table.input * strip);
