@@ -171,15 +171,16 @@ struct Keep {
     }
 };
 
-// or one part of it for each window or position;
+// or one part of it for each window or position, from the first one on;
 template <class A>
 struct KeepParts {
     A* target;
     int64_t step;
-    Keep<A> operator()(int64_t part) const { return {target + part * step}; }
+    int64_t first = 0;
+    Keep<A> operator()(int64_t part) const { return {target + (part - first) * step}; }
     template <class V>
     void operator()(int64_t part, int64_t i, V a) const {
-        store(target + part * step + i, a);
+        store(target + (part - first) * step + i, a);
     }
 };
 

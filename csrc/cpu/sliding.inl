@@ -360,7 +360,7 @@ private:
             const auto [begin, end] = overlapping_[0]->block(number);
             for_each_run(data(begin, end), [&](const T* x, int64_t place, Accumulator* target) {
                 overlapping_[0]->reduce_run(number, place, x, strides_[0], elements_ahead, lift, run, puts,
-                                            KeepParts<Accumulator>{target - begin_ * dense[0], dense[0]});
+                                            KeepParts<Accumulator>{target, dense[0], begin_});
             });
         };
         fill_empty(0, begin_, end_, dense[0], target_.data(), dense[0]);
