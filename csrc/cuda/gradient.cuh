@@ -150,7 +150,7 @@ class PlaneGradient {
     using Sent = std::conditional_t<kNeedsData, T, comparable_t<T>>;
 
 public:
-    // Of bfloat16, float32 may not hold the factor of the data. Then each element is divided by itself.
+    // Of bfloat16, float32 may not hold the factor of the data. Then each datum is divided by the norm.
     static constexpr bool kMayLoseFactor = kIsLinear && !std::is_same_v<Sum, typename Gradient::Sum>;
 
     PlaneGradient() = default;
@@ -257,8 +257,7 @@ __device__ inline void with_factors([[maybe_unused]] bool some_are_lost, const F
 constexpr int kVectorsOfThread = 4;
 
 // Planes one behind the other in memory, which have at least as many elements as a vector has: every thread takes
-// several vectors, wherever planes begin and end.
-// What is rare must not take registers.
+// several vectors, wherever planes begin and end. What is rare must not take registers.
 template <class R>
 __global__ void __launch_bounds__(kThreads, PlaneGradient<R>::kMayLoseFactor ? 5 : 0)
     backward_planes(int64_t first_block, const __grid_constant__ Problem<Small> problem, Divider<int32_t> plane_size) {
