@@ -47,9 +47,9 @@ __device__ inline Number reciprocal(int32_t count) {
     }
 }
 
-// Norms of bfloat16 send numbers that float32 may not hold. It is used nevertheless, since float64 takes twice the time,
-// and what it loses is found: what overflows shows in the sums, and what vanishes does not matter to data of at most
-// kLargestPlain, as they are where norms are.
+// Norms of bfloat16 send numbers that float32 may not hold. It is used nevertheless, since float64 takes twice the
+// time, and what it loses is found: what overflows shows in the sums, and what vanishes does not matter to data of at
+// most kLargestPlain, as they are where norms are.
 template <class R>
 struct PatchArithmetic : GradientArithmetic<R> {
     using Sum = std::conditional_t<is_half_precision<typename R::Element>, float, typename GradientArithmetic<R>::Sum>;
