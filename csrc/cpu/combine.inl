@@ -180,7 +180,7 @@ struct KeepParts {
     Keep<A> operator()(int64_t part) const { return {target + (part - first) * step}; }
     template <class V>
     void operator()(int64_t part, int64_t i, V a) const {
-        store(target + (part - first) * step + i, a);
+        (*this)(part)(i, a);
     }
 };
 

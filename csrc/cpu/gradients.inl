@@ -468,7 +468,7 @@ void backward_rows(const Call& call, int64_t begin, int64_t end) {
     const auto finish = [&] {
         const auto never = [](int64_t, int64_t) {};
         if (has_runs) {
-            rows.finish([&](int64_t row) { return Keep<Accumulator>{row_sums.data() + row * axis.output}; }, never);
+            rows.finish(KeepParts<Accumulator>{row_sums.data(), axis.output}, never);
         } else {
             rows.finish([&](int64_t row) { return targets[row]; }, never);
         }

@@ -9,8 +9,10 @@ namespace onnxpool::cuda {
 template <class R>
 struct GradientArithmetic {
     using T = typename R::Element;
+    using PlainSum = wide_accumulator_t<T>;
     // |x| / y is at most 1, but grad_y / y may be more than float32 holds.
-    using Sum = std::conditional_t<is_norm<R> && std::is_same_v<T, BFloat16>, double, wide_accumulator_t<T>>;
+    static constexpr bool kMayLeaveRange = is_norm<R> && std::is_same_v<T, BFloat16>;
+    using Sum = std::conditional_t<kMayLeaveRange, double, PlainSum>;
     // The derivative of the norm with p = 2 is linear in x. Not so in float64, where grad_y / y may overflow.
     static constexpr bool kIsLinear = is_square_norm<R> && !std::is_same_v<T, double>;
 
@@ -129,12 +131,9 @@ __device__ inline void write_gradients(const R& reduction, const Problem<Space>&
 template <class R, class Space, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     backward_by_window(int64_t first_block, const __grid_constant__ Problem<Space> problem) {
-    const int64_t number = (first_block + blockIdx.x) * kThreads + threadIdx.x;
-    if (number >= problem.places.count) return;
     const R reduction(problem.parameters);
-    Position<Space> input = problem.places[number];
-    for_each_row_of_place(problem, input, &DeviceAxis<typename Space::Index>::input,
-                          [&] { write_gradients<R, Space, kLanes>(reduction, problem, input); });
+    visit_place(problem, first_block, &DeviceAxis<typename Space::Index>::input,
+                [&](const auto& input) { write_gradients<R, Space, kLanes>(reduction, problem, input); });
 }
 
 // ---- One window spans a plane ----
@@ -144,14 +143,14 @@ template <class R>
 class PlaneGradient {
     using T = typename R::Element;
     using Gradient = GradientArithmetic<R>;
-    using Sum = wide_accumulator_t<T>;
+    using Sum = typename Gradient::PlainSum;
     static constexpr bool kIsLinear = Gradient::kIsLinear, kNeedsData = R::kGradientNeedsData;
     // What goes to elements as it is waits for being rounded to halves, which is done to two at once.
     using Sent = std::conditional_t<kNeedsData, T, comparable_t<T>>;
 
 public:
     // Of bfloat16, float32 may not hold the factor of the data. Then each datum is divided by the norm.
-    static constexpr bool kMayLoseFactor = kIsLinear && !std::is_same_v<Sum, typename Gradient::Sum>;
+    static constexpr bool kMayLoseFactor = kIsLinear && Gradient::kMayLeaveRange;
 
     PlaneGradient() = default;
     // Of a window, its index counted within the plane.

@@ -358,6 +358,17 @@ struct PatchSize {
 template <class P>
 constexpr PatchSize size_of_patch{P::kRows, P::kColumns, P::kLanes};
 
+template <class Visit>
+__device__ inline void for_each_place_of_patch(const Position<Small>& first, PatchSize size, const Visit& visit) {
+    for (int k = 0; k < size.rows * size.columns * size.lanes; ++k) {
+        Position<Small> place = first;
+        place.spatial[1] += k / (size.columns * size.lanes);
+        place.spatial[2] += k / size.lanes % size.columns;
+        place.channel += k % size.lanes;
+        visit(place);
+    }
+}
+
 // Rows of outputs, one bit each, with something that is rare: an infinity, a NaN, a window without data, powers that
 // overflow. They are computed again one by one.
 template <class R>
@@ -365,16 +376,12 @@ __device__ __attribute__((noinline)) void write_rare_rows(const Problem<Small>& 
                                                           uint32_t rows) {
     const R reduction(problem.parameters);
     const Position<Small> first = problem.places[number];
-    for (int k = 0; k < size.rows * size.columns * size.lanes; ++k) {
-        const int row = k / (size.columns * size.lanes), place = k % (size.columns * size.lanes);
-        Position<Small> output = first;
-        output.spatial[1] += row;
-        output.spatial[2] += place / size.lanes;
-        output.channel += place % size.lanes;
+    for_each_place_of_patch(first, size, [&](const Position<Small>& output) {
+        const int row = output.spatial[1] - first.spatial[1];
         if ((rows >> row & 1) && output.spatial[2] < problem.axes[2].output) {
             write_windows<R, Small, 1>(reduction, problem, output);
         }
-    }
+    });
 }
 
 // Windows have data in one slice, or in several, which are visited one after the other.

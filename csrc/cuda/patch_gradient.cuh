@@ -47,22 +47,17 @@ __device__ inline Number reciprocal(int32_t count) {
     }
 }
 
-// Norms of bfloat16 send numbers that float32 may not hold. It is used nevertheless, since float64 takes twice the
-// time, and what it loses is found: what overflows shows in the sums, and what vanishes does not matter to data of at
-// most kLargestPlain, as they are where norms are.
-template <class R>
-struct PatchArithmetic : GradientArithmetic<R> {
-    using Sum = std::conditional_t<is_half_precision<typename R::Element>, float, typename GradientArithmetic<R>::Sum>;
-    static constexpr bool kMayLeaveRange = !std::is_same_v<Sum, typename GradientArithmetic<R>::Sum>;
-    static constexpr Sum kLargestPlain = 1 << 16;
-};
+// Sums are plain: float64 for what norms of bfloat16 send takes twice the time, and what float32 loses is found. What
+// overflows shows in the sums, and what vanishes does not matter to data of at most this size, as they are where norms
+// are.
+constexpr float kLargestPlainNorm = 1 << 16;
 
 // Two tensors take too many registers for reading all windows of a patch at once, if these overlap in every row. But
 // not where the compiler makes slow code then: of some pairs of halves, and of several channels of a norm.
 template <class R, class P>
 constexpr bool reads_by_rows() {
     if (P::kRowKernel == 1 || P::kRowStride > 1) return false;
-    if (is_norm<R>) return P::kLanes == 1 || PatchArithmetic<R>::kMayLeaveRange;
+    if (is_norm<R>) return P::kLanes == 1 || GradientArithmetic<R>::kMayLeaveRange;
     return R::kIndexed && !(sizeof(typename R::Element) == 2 && P::kLanes > 1 && P::kKernel > 3);
 }
 
@@ -84,15 +79,11 @@ __device__ __attribute__((noinline)) void write_rare_gradients(const Problem<Sma
     Position<Small> first = problem.places[number];
     first.spatial[1] -= problem.axes[1].pad_begin;
     if (begins_in_padding) first.spatial[2] -= problem.axes[2].pad_begin;
-    for (int k = 0; k < size.rows * size.columns * size.lanes; ++k) {
-        Position<Small> input = first;
-        input.spatial[1] += k / (size.columns * size.lanes);
-        input.spatial[2] += k / size.lanes % size.columns;
-        input.channel += k % size.lanes;
+    for_each_place_of_patch(first, size, [&](const Position<Small>& input) {
         if (has_place(problem.axes[1].input, input.spatial[1]) && has_place(problem.axes[2].input, input.spatial[2])) {
             write_gradients<R, Small, 1>(reduction, problem, input);
         }
-    }
+    });
 }
 
 // Where several slices of windows may cover an element, they are visited one after the other; by a kernel of its own,
@@ -101,8 +92,8 @@ template <class R, class P, bool kSeveralSlices>
 __global__ void __launch_bounds__(kThreads, gradient_blocks<R, P, kSeveralSlices>())
     backward_patches(int64_t first_block, const __grid_constant__ Problem<Small> problem) {
     using T = typename R::Element;
-    using Gradient = PatchArithmetic<R>;
-    using Sum = typename Gradient::Sum;
+    using Gradient = GradientArithmetic<R>;
+    using Sum = typename Gradient::PlainSum;
     const int64_t number = (first_block + blockIdx.x) * kThreads + threadIdx.x;
     if (number >= problem.places.count) return;
     const Divisor divisor = problem.parameters.divisor;
@@ -311,7 +302,7 @@ __global__ void __launch_bounds__(kThreads, gradient_blocks<R, P, kSeveralSlices
         }
     }
     if constexpr (Gradient::kMayLeaveRange) {
-        if (!(zero == 0 && largest_y <= Gradient::kLargestPlain)) {
+        if (!(zero == 0 && largest_y <= kLargestPlainNorm)) {
             write_rare_gradients<R>(problem, number, size_of_patch<P>, !P::kAligned);
         }
     }

@@ -57,6 +57,16 @@ __device__ inline A combine_datum(const R& reduction, const A& accumulator, type
 
 // ---- What all of these kernels share ----
 
+// The largest power of two up to `limit`, which is 1 or more.
+constexpr int64_t power_of_two_below(int64_t limit) {
+    int64_t power = 1;
+    while (2 * power <= limit) power *= 2;
+    return power;
+}
+
+// The threads of a warp for so many items, two or more: a power of two.
+constexpr int64_t threads_for(int64_t items) { return std::min<int64_t>(32, 2 * power_of_two_below(items - 1)); }
+
 // Blocks that run at the same time, and keep the device busy.
 constexpr int kBlocksAtOnce = 4;
 inline int64_t wanted_blocks() { return kBlocksAtOnce * multiprocessors(); }
@@ -296,13 +306,6 @@ __global__ void __launch_bounds__(kThreads, sizeof(typename R::Element) < 4 ? 5 
 
 // ---- Channels innermost: threads side by side take vectors of channels, those behind each other elements ----
 
-// The largest power of two up to `limit`, which is 1 or more.
-constexpr int64_t power_of_two_below(int64_t limit) {
-    int64_t power = 1;
-    while (2 * power <= limit) power *= 2;
-    return power;
-}
-
 // Channels of a thread: as many as one access moves, and as the block's accumulators leave room for.
 template <class R>
 constexpr int kPlaneLanes = std::min<int64_t>(
@@ -318,7 +321,7 @@ struct ChannelGroups {
     // of 128 bytes.
     ChannelGroups(int64_t vectors, int64_t images, int64_t wanted) {
         constexpr int64_t narrowest = 128 / kVectorBytes;
-        int64_t threads = std::min<int64_t>(32, 2 * power_of_two_below(std::max<int64_t>(1, vectors - 1)));
+        int64_t threads = threads_for(std::max<int64_t>(2, vectors));
         while (threads > narrowest && images * ceil_div(vectors, threads) < wanted) threads /= 2;
         width = static_cast<int32_t>(threads);
         count = static_cast<int32_t>(ceil_div(vectors, threads));
@@ -458,8 +461,7 @@ bool forward_planes(const Call& call, const Context& context) {
     };
     const auto finish = [&] {
         if (planes.parts > 1) {
-            int32_t team = 1;
-            while (team < 32 && team < planes.parts) team *= 2;
+            const auto team = static_cast<int32_t>(threads_for(planes.parts));
             launch(combine_parts<R>, ceil_div(count, kThreads / team), 0, context.stream, problem, planes, team);
         }
         return true;

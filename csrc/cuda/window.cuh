@@ -248,17 +248,20 @@ __device__ inline typename Space::Count window_at(const Problem<Space>& problem,
     return divisor;
 }
 
-// Calls visit() for the rows of a place, having set the row's coordinate. `size` is that of the axis.
+// Calls visit(place) for the place of this thread, and for the other rows that it has. `size` is that of their axis.
 template <class Space, class Visit>
-__device__ inline void for_each_row_of_place(const Problem<Space>& problem, Position<Space>& place,
-                                             typename Space::Index DeviceAxis<typename Space::Index>::* size,
-                                             Visit visit) {
-    if (problem.places.rows == 1) return visit();
+__device__ inline void visit_place(const Problem<Space>& problem, int64_t first_block,
+                                   typename Space::Index DeviceAxis<typename Space::Index>::* size,
+                                   const Visit& visit) {
+    const int64_t number = (first_block + blockIdx.x) * kThreads + threadIdx.x;
+    if (number >= problem.places.count) return;
+    Position<Space> place = problem.places[number];
+    if (problem.places.rows == 1) return visit(place);
     const int axis = Space::rank(problem.rank) - 2;
     auto& row = place.spatial[axis];
     const auto end = row + problem.places.rows;
     const auto limit = problem.axes[axis].*size;
-    for (; row < end && row < limit; ++row) visit();
+    for (; row < end && row < limit; ++row) visit(place);
 }
 
 // Computes and writes the outputs at one place, kLanes channels side by side in memory.
@@ -295,12 +298,9 @@ __device__ inline void write_windows(const R& reduction, const Problem<Space>& p
 template <class R, class Space, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     forward_by_window(int64_t first_block, const __grid_constant__ Problem<Space> problem) {
-    const int64_t number = (first_block + blockIdx.x) * kThreads + threadIdx.x;
-    if (number >= problem.places.count) return;
     const R reduction(problem.parameters);
-    Position<Space> output = problem.places[number];
-    for_each_row_of_place(problem, output, &DeviceAxis<typename Space::Index>::output,
-                          [&] { write_windows<R, Space, kLanes>(reduction, problem, output); });
+    visit_place(problem, first_block, &DeviceAxis<typename Space::Index>::output,
+                [&](const auto& output) { write_windows<R, Space, kLanes>(reduction, problem, output); });
 }
 
 }  // namespace onnxpool::cuda
