@@ -35,6 +35,8 @@ struct PatchAxis {
     __device__ bool has_window(int32_t window) const {
         return static_cast<uint32_t>(window) < static_cast<uint32_t>(output);
     }
+    // Where the last window ends.
+    __device__ int32_t covered(int32_t stride) const { return (output - 1) * stride + kKernel - pad_begin; }
 
 private:
     static constexpr int32_t kFar = 1 << 30;

@@ -265,6 +265,10 @@ __global__ void __launch_bounds__(kThreads, gradient_blocks<R, P, kSeveralSlices
     }
 
     // ---- The inputs ----
+    // What no window covers has the gradient 0, even if it is infinite or NaN; it lies behind all windows.
+    static_assert(P::kRowKernel >= P::kRowStride && P::kKernel >= P::kStride);
+    [[maybe_unused]] const int32_t covered_rows = rows.covered(P::kRowStride),
+                                   covered_columns = columns.covered(P::kStride);
     const auto offset_of = [&](const View<Small>& view) {
         return place.spatial[0] * view.strides[0] + first_row * view.strides[1] + first_column * view.strides[2];
     };
@@ -288,10 +292,8 @@ __global__ void __launch_bounds__(kThreads, gradient_blocks<R, P, kSeveralSlices
                 const Sum sum = sums[r][first + i / P::kLanes][i % P::kLanes];
                 if constexpr (Gradient::kMayLeaveRange) zero = std::fma(sum, Sum(0), zero);
                 if constexpr (R::kGradientNeedsData) {
-                    // What no window covers has the gradient 0, even if it is infinite or NaN.
-                    const bool is_covered =
-                        sum != 0 || (slices.count > 0 && covering_windows(problem.axes[1], first_row + r).count > 0 &&
-                                     covering_windows(problem.axes[2], first_column + first + i / P::kLanes).count > 0);
+                    const bool is_covered = slices.count > 0 && first_row + r < covered_rows &&
+                                            first_column + first + i / P::kLanes < covered_columns;
                     results[i] =
                         Gradient::rounded(is_covered ? Gradient::template widened<Sum>(results[i]) * sum : Sum(0));
                 } else {
