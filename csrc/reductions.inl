@@ -162,6 +162,16 @@ inline V cube_root(V x) {
 
 #endif
 
+// Number by number, by the library.
+template <class A>
+ONNXPOOL_HOST_DEVICE_CALL A library_power(A x, A p) {
+    return std::pow(x, p);
+}
+template <class A>
+ONNXPOOL_HOST_DEVICE_CALL A library_cube_root(A x) {
+    return std::cbrt(x);
+}
+
 // The exponents p of norms for which kernels are made: one p, some that share kernels, or all of them.
 constexpr int kOneThreeOrFour = -1, kAnyExponent = 0;
 
@@ -223,7 +233,7 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
         if (is(2)) return grad_y * (sign * ratio);
         if (is(3)) return grad_y * (sign * (ratio * ratio));
         if (is(4)) return grad_y * (sign * (ratio * ratio * ratio));
-        return grad_y * (sign * std::pow(ratio, p - 1));
+        return grad_y * (sign * library_power(ratio, p - 1));
     }
 
     template <class V>
@@ -236,7 +246,7 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
             return in_float64(base, [this](auto x) { return power_of(x, p); });
         }
 #endif
-        return for_each_number(base, [this](Accumulator x) { return std::pow(x, p); });
+        return for_each_number(base, [this](Accumulator x) { return library_power(x, p); });
     }
 
     template <class V>
@@ -254,11 +264,11 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
     }
 
     ONNXPOOL_HOST_DEVICE Accumulator library_root(Accumulator sum) const {
-        if (is(3)) return std::cbrt(sum);
-        const Accumulator root = std::pow(sum, 1 / p);
+        if (is(3)) return library_cube_root(sum);
+        const Accumulator root = library_power(sum, 1 / p);
         if constexpr (!std::is_same_v<T, double>) return root;
         // The rounded exponent 1/p costs |log(sum)| / p units in the last place: one Newton step gives them back.
-        const Accumulator correction = (std::pow(root, p) / sum - 1) / p;
+        const Accumulator correction = (library_power(root, p) / sum - 1) / p;
         return std::isfinite(correction) ? root - root * correction : root;
     }
 
@@ -269,11 +279,11 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
 
 // The p-norm of data divided by `scale`, the largest magnitude among them, times `scale`: no power overflows, and those
 // that vanish do not matter. Always in float64.
-template <class T>
+template <class T, int kExponent = kAnyExponent>
 struct ScaledLpNorm : Sum<double> {
     using Element = T;
 
-    LpNorm<double> norm;
+    LpNorm<double, kExponent> norm;
     double scale;
 
     ONNXPOOL_HOST_DEVICE ScaledLpNorm(const Parameters& parameters, double scale) : norm(parameters), scale(scale) {}

@@ -129,7 +129,7 @@ __device__ inline void write_gradients(const R& reduction, const Problem<Space>&
 
 // One place of the inputs for each thread.
 template <class R, class Space, int kLanes>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, std::is_same_v<Space, Small> ? 3 : 0)
     backward_by_window(int64_t first_block, const __grid_constant__ Problem<Space> problem) {
     const R reduction(problem.parameters);
     visit_place(problem, first_block, &DeviceAxis<typename Space::Index>::input,

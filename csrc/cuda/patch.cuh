@@ -35,7 +35,7 @@ struct PatchAxis {
     __device__ bool has_window(int32_t window) const {
         return static_cast<uint32_t>(window) < static_cast<uint32_t>(output);
     }
-    // Where the last window ends.
+    // How many positions lie before the last window's end.
     __device__ int32_t covered(int32_t stride) const { return (output - 1) * stride + kKernel - pad_begin; }
 
 private:
@@ -557,12 +557,17 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- The choice ----
 
-template <class R, class P, bool kSeveralSlices = false>
-void launch_patches(const Call& call, const Context& context) {
+// Of any size: what is made anew for each takes time to compile.
+inline void launch_patches(void (*kernel)(int64_t, Problem<Small>), PatchSize size, const Call& call,
+                           const Context& context) {
     Problem<Small> problem(call);
     problem.make_rows_of_channels(call);
-    problem.number(call, &DeviceAxis<int32_t>::output, P::kLanes, P::kRows, P::kColumns);
-    launch(forward_patches<R, P, kSeveralSlices>, blocks_for(problem.places.count), 0, context.stream, problem);
+    problem.number(call, &DeviceAxis<int32_t>::output, size.lanes, size.rows, size.columns);
+    launch(kernel, blocks_for(problem.places.count), 0, context.stream, problem);
+}
+template <class R, class P, bool kSeveralSlices = false>
+void launch_patches(const Call& call, const Context& context) {
+    launch_patches(forward_patches<R, P, kSeveralSlices>, size_of_patch<P>, call, context);
 }
 
 // Shapes of patches: the fastest of those that were tried on an H200. Indices take registers.

@@ -312,15 +312,15 @@ __global__ void __launch_bounds__(kThreads, gradient_blocks<R, P, kSeveralSlices
 
 // ---- The choice ----
 
-template <class R, class P, bool kSeveralSlices>
-void launch_gradient_patches(const Call& call, const Context& context) {
+inline void launch_gradient_patches(void (*kernel)(int64_t, Problem<Small>), PatchSize size, bool begin_in_padding,
+                                    const Call& call, const Context& context) {
     Problem<Small> problem(call);
     problem.make_rows_of_channels(call);
     auto& [depth, rows, columns] = problem.axes;
     const int32_t sizes[] = {depth.input, rows.input + rows.pad_begin,
-                             columns.input + (P::kAligned ? 0 : columns.pad_begin)};
-    problem.number(call, sizes, P::kLanes, P::kRows, P::kColumns);
-    launch(backward_patches<R, P, kSeveralSlices>, blocks_for(problem.places.count), 0, context.stream, problem);
+                             columns.input + (begin_in_padding ? columns.pad_begin : 0)};
+    problem.number(call, sizes, size.lanes, size.rows, size.columns);
+    launch(kernel, blocks_for(problem.places.count), 0, context.stream, problem);
 }
 
 // Shapes of patches: the fastest of those that were tried on an H200.
@@ -351,7 +351,8 @@ bool backward_patches_of(const Call& call, const Context& context) {
     using Shapes = GradientPatchShapes<R, Window>;
     constexpr int columns = 4;
     const auto compute = [&](auto patch) {
-        launch_gradient_patches<R, decltype(patch), kSeveralSlices>(call, context);
+        using P = decltype(patch);
+        launch_gradient_patches(backward_patches<R, P, kSeveralSlices>, size_of_patch<P>, !P::kAligned, call, context);
         return true;
     };
     if constexpr (!Shapes::is_row) {

@@ -43,9 +43,14 @@ struct Divider<int32_t> {
         const auto high = static_cast<uint32_t>((static_cast<uint64_t>(n) * divider.multiplier) >> 32);
         return static_cast<int32_t>((high + n) >> divider.shift);
     }
+    // Of a numerator below 2^62. In so many bits the multiplier makes quotients too large, by what 32 bits can hold
+    // after multiplying it by the divisor.
     ONNXPOOL_HOST_DEVICE friend int64_t operator/(int64_t numerator, const Divider& divider) {
-        return numerator <= std::numeric_limits<int32_t>::max() ? static_cast<int32_t>(numerator) / divider
-                                                                : numerator / divider.value;
+        const auto n = static_cast<uint64_t>(numerator);
+        const uint64_t high = (n >> 32) * divider.multiplier + ((n & 0xffffffffu) * divider.multiplier >> 32);
+        const auto not_below = static_cast<int64_t>((high + n) >> divider.shift);
+        const int64_t excess = not_below * divider.value - numerator;
+        return excess <= 0 ? not_below : not_below - 1 - static_cast<int32_t>(excess - 1) / divider;
     }
     ONNXPOOL_HOST_DEVICE friend int32_t operator%(int32_t numerator, const Divider& divider) {
         return numerator - numerator / divider * divider.value;

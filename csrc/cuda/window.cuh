@@ -33,6 +33,13 @@ constexpr bool may_be_out_of_range = false;
 template <class T, int kExponent>
 constexpr bool may_be_out_of_range<LpNorm<T, kExponent>> = !LpNorm<T, kExponent>::kAlwaysInRange;
 
+namespace detail {
+template <class T, int kExponent>
+ScaledLpNorm<T, kExponent> scaled(const LpNorm<T, kExponent>&);
+}
+template <class R>
+using ScaledNorm = decltype(detail::scaled(std::declval<R>()));
+
 template <class R>
 constexpr bool is_sum = is_norm<R>;
 template <class T, class A>
@@ -197,7 +204,7 @@ __device__ inline void reduce_window(const R& reduction, const Problem<Space>& p
 }
 
 // The p-norm of a window whose powers overflow or vanish.
-template <class T, class Space>
+template <class Scaled, class T, class Space>
 __device__ __attribute__((noinline)) T rescaled_norm(const Problem<Space>& problem, const Box<Space>& taps,
                                                      const T* plane) {
     comparable_t<T> largest[1];
@@ -205,7 +212,7 @@ __device__ __attribute__((noinline)) T rescaled_norm(const Problem<Space>& probl
     // 0, NaN or infinite
     if (!(largest[0] > 0) || largest[0] > std::numeric_limits<comparable_t<T>>::max())
         return static_cast<T>(largest[0]);
-    const ScaledLpNorm<T> reduction(problem.parameters, static_cast<double>(largest[0]));
+    const Scaled reduction(problem.parameters, static_cast<double>(largest[0]));
     double sum[1];
     reduce_window(reduction, problem, taps, plane, sum);
     return reduction.finish(sum[0]);
@@ -224,7 +231,7 @@ __device__ inline typename R::Element finish_window(const R& reduction, const Pr
     if constexpr (may_be_out_of_range<R>) {
         if (reduction.out_of_range(accumulator)) {
             const Box<Space> box = taps();
-            return rescaled_norm(problem, box, plane);
+            return rescaled_norm<ScaledNorm<R>>(problem, box, plane);
         }
     }
     return reduction.finish(accumulator);
