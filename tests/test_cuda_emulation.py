@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cuda_emulation.build import COMPILER, build
+from cuda_emulation.build import COMPILER, FLAGS, HERE, build, run
 
 TESTS = Path(__file__).parent
 
@@ -54,6 +54,13 @@ def run_tests(library: Path, *arguments: str, **environment: str) -> None:
         text=True,
     )
     assert result.returncode == 0, result.stdout[-10000:] + result.stderr[-10000:]
+
+
+def test_dividing_by_multiplying(tmp_path):
+    program = tmp_path / "dividers"
+    run([*FLAGS, f"-I{HERE}", str(HERE / "dividers.cpp"), "-o", str(program)])
+    result = subprocess.run([str(program)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
 
 
 def test_every_kernel_runs_and_is_right(library, tmp_path):

@@ -43,8 +43,8 @@ struct Divider<int32_t> {
         const auto high = static_cast<uint32_t>((static_cast<uint64_t>(n) * divider.multiplier) >> 32);
         return static_cast<int32_t>((high + n) >> divider.shift);
     }
-    // Of a numerator below 2^62. In so many bits the multiplier makes quotients too large, by what 32 bits can hold
-    // after multiplying it by the divisor.
+    // Of a numerator below 2^62 by at most 2^30: then the multiplier makes quotients too large, but 32 bits hold what
+    // that is too much, times the divisor.
     ONNXPOOL_HOST_DEVICE friend int64_t operator/(int64_t numerator, const Divider& divider) {
         const auto n = static_cast<uint64_t>(numerator);
         const uint64_t high = (n >> 32) * divider.multiplier + ((n & 0xffffffffu) * divider.multiplier >> 32);
