@@ -243,7 +243,8 @@ bool choose_gradient_tiling(const Call& call, const Problem<Small>& problem, Gra
         const int64_t width = std::min<int64_t>(columns.input, limit);
         const int64_t planes = std::min(kThreads / width, tiling.all_planes);
         const int64_t side_by_side = tiling.planes_innermost ? planes : width;
-        if (side_by_side < 32 && side_by_side < (tiling.planes_innermost ? tiling.all_planes : columns.input)) continue;
+        if (side_by_side < kWarpThreads && side_by_side < (tiling.planes_innermost ? tiling.all_planes : columns.input))
+            continue;
         for (int64_t most_rows = 32; most_rows >= 1; most_rows /= 2) {
             const int64_t height = std::min<int64_t>(rows.input, most_rows);
             if (bytes(planes, height, width) > kSharedBytes) continue;

@@ -10,8 +10,9 @@
 
 namespace onnxpool::cuda {
 
-// Threads of a block, in all kernels.
-constexpr int kThreads = 256;
+// Threads of a block, in all kernels, and of a warp.
+constexpr int kThreads = 256, kWarpThreads = 32;
+constexpr int kWarps = kThreads / kWarpThreads;
 
 // What every device gives a block without being asked.
 constexpr int64_t kSharedBytes = 48 * 1024;

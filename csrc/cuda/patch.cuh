@@ -29,9 +29,7 @@ struct PatchAxis {
         const int32_t end = start + kKernel < counted_end ? start + kKernel : counted_end;
         return start < input && start + kKernel > 0 ? end - begin : 0;
     }
-    __device__ bool has(int32_t position) const {
-        return static_cast<uint32_t>(position) < static_cast<uint32_t>(input);
-    }
+    // Not by has_place(), with which compilers take more registers.
     __device__ bool has_window(int32_t window) const {
         return static_cast<uint32_t>(window) < static_cast<uint32_t>(output);
     }
@@ -177,14 +175,14 @@ __device__ inline void read_patch(const T* plane, const View<Small>& view, const
                 data.template read<P::kLanes>(from, i, j * P::kLanes);
             } else if (!P::in_vector(j)) {
                 data.slots[i][j] = replacement;
-                if (columns.has(first_column + j)) data.template read<1>(from, i, j);
+                if (has_place(columns.input, first_column + j)) data.template read<1>(from, i, j);
             }
         }
     }
     if (replaces_columns && (first_column < 0 || first_column + P::kInputColumns > columns.input)) {
 #pragma unroll
         for (int j = 0; j < P::kInputColumns; ++j) {
-            const bool is_inside = columns.has(first_column + j);
+            const bool is_inside = has_place(columns.input, first_column + j);
 #pragma unroll
             for (int i = 0; i < P::kInputRows; ++i) {
 #pragma unroll
@@ -198,7 +196,7 @@ __device__ inline void read_patch(const T* plane, const View<Small>& view, const
     if (first_row < 0 || first_row + P::kInputRows > rows.input) {
 #pragma unroll
         for (int i = 0; i < P::kInputRows; ++i) {
-            if (rows.has(first_row + i)) continue;
+            if (has_place(rows.input, first_row + i)) continue;
 #pragma unroll
             for (int k = 0; k < P::kInputColumns * P::kLanes; ++k) data.slots[i][k] = replacement;
         }

@@ -65,7 +65,9 @@ constexpr int64_t power_of_two_below(int64_t limit) {
 }
 
 // The threads of a warp for so many items, two or more: a power of two.
-constexpr int64_t threads_for(int64_t items) { return std::min<int64_t>(32, 2 * power_of_two_below(items - 1)); }
+constexpr int64_t threads_for(int64_t items) {
+    return std::min<int64_t>(kWarpThreads, 2 * power_of_two_below(items - 1));
+}
 
 // Blocks that run at the same time, and keep the device busy.
 constexpr int kBlocksAtOnce = 4;
@@ -203,13 +205,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
 
 #pragma unroll
     for (int lane = 1; lane < lanes; ++lane) partial[0] = merge(reduction, partial[0], partial[lane]);
-    Accumulator accumulator = merge_team(reduction, partial[0], 32);
-    if (team > 32) {  // one team
+    Accumulator accumulator = merge_team(reduction, partial[0], kWarpThreads);
+    if (team > kWarpThreads) {  // one team
         Accumulator* warps = shared<Accumulator>();
-        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = accumulator;
+        if (threadIdx.x % kWarpThreads == 0) warps[threadIdx.x / kWarpThreads] = accumulator;
         __syncthreads();
         if (member == 0) {
-            for (int warp = 1; warp < kThreads / 32; ++warp) accumulator = merge(reduction, accumulator, warps[warp]);
+            for (int warp = 1; warp < kWarps; ++warp) accumulator = merge(reduction, accumulator, warps[warp]);
         }
     }
     if (member == 0) write_part(reduction, problem, planes, plane, part, accumulator);
@@ -489,7 +491,7 @@ bool forward_planes(const Call& call, const Context& context) {
             Packing packing;
             packing.planes = static_cast<int32_t>(unit * std::clamp<int64_t>(count / wanted_blocks() / unit, 1, most));
             packing.bytes = static_cast<int32_t>(ceil_div(packing.planes * bytes, kVectorBytes) * kVectorBytes);
-            while (packing.team < 32 && 2 * packing.team * packing.planes <= kThreads) packing.team *= 2;
+            while (packing.team < kWarpThreads && 2 * packing.team * packing.planes <= kThreads) packing.team *= 2;
             launch(forward_packed_planes<R>, ceil_div(count, packing.planes),
                    packing.bytes + packing.planes * sizeof(Accumulator), context.stream, problem, planes, packing);
             return true;
@@ -497,12 +499,12 @@ bool forward_planes(const Call& call, const Context& context) {
     }
     if (count >= 24 * multiprocessors()) {  // enough planes for a warp each
         planes.part = planes.size;
-        launch(forward_large_planes<R>, ceil_div(count, kThreads / 32), 0, context.stream, problem, planes, 32);
+        launch(forward_large_planes<R>, ceil_div(count, kWarps), 0, context.stream, problem, planes, kWarpThreads);
         return true;
     }
     split(count, 4 * kThreads * kVectorLanes<T>);
-    launch(forward_large_planes<R>, count * planes.parts, kThreads / 32 * sizeof(Accumulator), context.stream, problem,
-           planes, kThreads);
+    launch(forward_large_planes<R>, count * planes.parts, kWarps * sizeof(Accumulator), context.stream, problem, planes,
+           kThreads);
     return finish();
 }
 

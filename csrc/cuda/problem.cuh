@@ -85,6 +85,11 @@ struct DeviceAxis {
     Integer pad_end = 0;
 };
 
+// Whether an axis of `size` places has this one.
+__device__ inline bool has_place(int32_t size, int32_t place) {
+    return static_cast<uint32_t>(place) < static_cast<uint32_t>(size);
+}
+
 // A tensor, or the values of Indices: where the elements of a plane lie.
 template <class Space>
 struct View {

@@ -8,8 +8,6 @@
 
 namespace onnxpool::cuda {
 
-constexpr int kWarpThreads = 32;
-constexpr int kWarps = kThreads / kWarpThreads;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 // Tiles of inputs, one for each warp: at the same place of as many planes, whose channels may share an access.

@@ -41,11 +41,6 @@ inline int64_t most_covering(const DeviceAxis<int32_t>& axis, int64_t inputs) {
     return std::min<int64_t>(axis.output, (inputs - 1 + reach<int64_t>(axis, 1) - 1) / axis.stride + 1);
 }
 
-// Whether an axis of `size` places has this one.
-__device__ inline bool has_place(int32_t size, int32_t place) {
-    return static_cast<uint32_t>(place) < static_cast<uint32_t>(size);
-}
-
 // How many of `count` places from `first` on an axis of `size` places has.
 __device__ inline int32_t places_left(int32_t size, int32_t first, int32_t count) {
     return size - first < count ? size - first : count;
