@@ -1,4 +1,5 @@
 // Divides random numbers of all magnitudes by a Divider: csrc/cuda/problem.cuh decodes the numbers of places with them.
+#include <cstdint>
 #include <cstdio>
 #include <random>
 
