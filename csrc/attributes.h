@@ -16,8 +16,9 @@ namespace onnxpool {
 // torch's own limit is 64 dimensions, two of which are batch and channel.
 constexpr int kMaxSpatialRank = 62;
 
-// Any sum or product that the geometry forms from two attributes of at most 2^31 - 1 and a tensor's size fits in int64.
+// Any sum that the geometry forms from such attributes, products of two of them, and a tensor's size fits in int64.
 constexpr int64_t kMaxAttribute = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxSize = int64_t{1} << 61;  // expanded tensors may be larger than memory
 
 struct IntSpan {
     const int64_t* values = nullptr;

@@ -7,6 +7,7 @@
 
 #include "attributes_text.h"
 #include "kernels.h"
+#include "operators.h"
 #include "tensor.h"
 
 namespace onnxpool {
@@ -89,28 +90,7 @@ Dimensions index_strides(const Dimensions& shape, bool column_major) {
     return dense_strides(shape, column_major ? column_major_order : contiguous_order);
 }
 
-// ---- Operators and their checks ----
-
-enum class Types { kFloatingPoint, kFloatingPointOrBytes, kBytes };
-
-struct Operator {
-    std::string_view name;
-    Reduction reduction;
-    Types types;
-};
-
-constexpr Operator kAveragePool{"AveragePool", Reduction::kAverage, Types::kFloatingPoint};
-constexpr Operator kLpPool{"LpPool", Reduction::kLpNorm, Types::kFloatingPoint};
-constexpr Operator kMaxPool{"MaxPool", Reduction::kMax, Types::kFloatingPointOrBytes};
-constexpr Operator kMaxPoolWithIndices{"MaxPool", Reduction::kMaxWithIndex, Types::kFloatingPointOrBytes};
-constexpr Operator kGlobalAveragePool{"GlobalAveragePool", Reduction::kAverage, Types::kFloatingPoint};
-constexpr Operator kGlobalLpPool{"GlobalLpPool", Reduction::kLpNorm, Types::kFloatingPoint};
-constexpr Operator kGlobalMaxPool{"GlobalMaxPool", Reduction::kMax, Types::kFloatingPoint};
-constexpr Operator kGlobalMaxPoolWithIndices{"GlobalMaxPool", Reduction::kMaxWithIndex, Types::kFloatingPoint};
-constexpr Operator kMaxUnpool{"MaxUnpool", Reduction::kMax, Types::kFloatingPoint};
-constexpr Operator kQLinearAveragePool{"QLinearAveragePool", Reduction::kQuantizedAverage, Types::kBytes};
-constexpr Operator kQLinearGlobalAveragePool{"QLinearGlobalAveragePool", Reduction::kQuantizedGlobalAverage,
-                                             Types::kBytes};
+// ---- Inputs and their checks ----
 
 IntSpan shape_of(const Tensor& tensor) { return {tensor.sizes().data(), tensor.dim()}; }
 
@@ -137,21 +117,7 @@ Dimensions operators_order(Dimensions dimensions, bool channels_last) {
 
 Input checked_input(const Operator& op, const Tensor& X, bool channels_last = false) {
     const std::optional<ElementType> type = element_type(X);
-    if (!type || (is_byte(*type) ? op.types == Types::kFloatingPoint : op.types == Types::kBytes)) {
-        refuse(op.name, "X must be of type ",
-               op.types == Types::kBytes           ? "int8 or uint8"
-               : op.types == Types::kFloatingPoint ? "float16, bfloat16, float32 or float64"
-                                                   : "float16, bfloat16, float32, float64, int8 or uint8",
-               ", got X of type ", toString(X.scalar_type()));
-    }
-    const IntSpan shape = shape_of(X);
-    if (shape.size < 3) {
-        refuse(op.name, "X must have at least 3 dimensions ", channels_last ? "[N, D1, ..., C]" : "[N, C, D1, ...]",
-               ", got X of shape ", shape);
-    }
-    for (int64_t i = 1; i < shape.size; ++i) {
-        if (shape[i] == 0) refuse(op.name, "only the batch dimension of X may be 0, got X of shape ", shape);
-    }
+    check_input(op, type, toString(X.scalar_type()), shape_of(X), channels_last);
     return {X, *type, channels_first(X.sizes(), channels_last), channels_first(X.strides(), channels_last)};
 }
 
@@ -462,7 +428,12 @@ Dimensions unpooled_shape(const Input& input, const GivenAttributes& given) {
     Dimensions shape{input.shape[0], input.shape[1]};
     for (int a = 0; a < attributes.rank; ++a) {
         const AxisAttributes& axis = attributes.axes[a];
-        shape.push_back((input.shape[2 + a] - 1) * axis.stride - axis.pad_begin - axis.pad_end + axis.kernel);
+        int64_t size = 0;
+        if (__builtin_mul_overflow(input.shape[2 + a] - 1, axis.stride, &size) || size >= kMaxSize) {
+            refuse(op.name, "the output must be addressable in 64 bits, got strides ", *given.strides,
+                   " for X of shape ", span_of(input.shape));
+        }
+        shape.push_back(size - axis.pad_begin - axis.pad_end + axis.kernel);
     }
     if (given.output_shape) {
         const IntSpan& wanted = *given.output_shape;

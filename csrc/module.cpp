@@ -4,10 +4,12 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <utility>
 #include <vector>
 
 #include "attributes_text.h"
 #include "geometry.h"
+#include "operators.h"
 
 namespace {
 
@@ -23,6 +25,11 @@ public:
         if (!given_) return;
         const Py_ssize_t size = PySequence_Size(sequence);
         if (size < 0) throw PythonError();
+        if (size > onnxpool::kMostNumbers) {
+            PyErr_Format(PyExc_ValueError, "a list must have at most %d numbers, got %zd",
+                         static_cast<int>(onnxpool::kMostNumbers), size);
+            throw PythonError();
+        }
         for (Py_ssize_t i = 0; i < size; ++i) {
             PyObject* item = PySequence_GetItem(sequence, i);
             if (!item) throw PythonError();
@@ -50,6 +57,8 @@ PyObject* guarded(Body body) {
     } catch (const std::invalid_argument& error) {
         PyErr_SetString(PyExc_ValueError, error.what());
         return nullptr;
+    } catch (const std::bad_alloc&) {
+        return PyErr_NoMemory();
     }
 }
 
@@ -98,6 +107,51 @@ PyObject* check_attributes(PyObject*, PyObject* arguments, PyObject* keywords) {
         with_attributes(python, [&](const GivenAttributes& given) {
             return onnxpool::validate_attributes(operator_name, rank, given).rank;
         });
+        Py_IncRef(Py_None);
+        return Py_None;
+    });
+}
+
+// By its ONNX name; null for others.
+const onnxpool::Operator* operator_of(std::string_view name) {
+    for (const onnxpool::Operator* op :
+         {&onnxpool::kAveragePool, &onnxpool::kLpPool, &onnxpool::kMaxPool, &onnxpool::kGlobalAveragePool,
+          &onnxpool::kGlobalLpPool, &onnxpool::kGlobalMaxPool, &onnxpool::kMaxUnpool, &onnxpool::kQLinearAveragePool,
+          &onnxpool::kQLinearGlobalAveragePool}) {
+        if (op->name == name) return op;
+    }
+    return nullptr;
+}
+
+// By the name that torch gives it; nothing for types that no operator takes.
+std::optional<onnxpool::ElementType> element_type_of(std::string_view name) {
+    using onnxpool::ElementType;
+    constexpr std::pair<std::string_view, ElementType> types[] = {
+        {"Half", ElementType::kFloat16},   {"BFloat16", ElementType::kBFloat16}, {"Float", ElementType::kFloat32},
+        {"Double", ElementType::kFloat64}, {"Char", ElementType::kInt8},         {"Byte", ElementType::kUInt8},
+    };
+    for (const auto& [known, type] : types) {
+        if (known == name) return type;
+    }
+    return std::nullopt;
+}
+
+PyObject* check_input(PyObject*, PyObject* arguments, PyObject* keywords) {
+    return guarded([&]() -> PyObject* {
+        const char* names[] = {"operator_name", "type_name", "shape", "channels_last", nullptr};
+        const char *operator_name = nullptr, *type_name = nullptr;
+        PyObject* shape = nullptr;
+        int channels_last = 0;
+        if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "ssO|p", const_cast<char**>(names), &operator_name,
+                                         &type_name, &shape, &channels_last)) {
+            throw PythonError();
+        }
+        const onnxpool::Operator* op = operator_of(operator_name);
+        if (!op) {
+            PyErr_Format(PyExc_ValueError, "there is no operator %s", operator_name);
+            throw PythonError();
+        }
+        onnxpool::check_input(*op, element_type_of(type_name), type_name, IntSequence(shape).span(), channels_last);
         Py_IncRef(Py_None);
         return Py_None;
     });
@@ -274,6 +328,9 @@ PyMethodDef methods[] = {
      "check_attributes(operator_name, rank, kernel_shape, auto_pad='NOTSET', ceil_mode=0, channels_last=0, "
      "count_include_pad=0, dilations=None, p=2.0, pads=None, storage_order=0, strides=None)\n\n"
      "Raises ValueError for attributes that the operator refuses."},
+    {"check_input", with_keywords(check_input), METH_VARARGS | METH_KEYWORDS,
+     "check_input(operator_name, type_name, shape, channels_last=False)\n\n"
+     "Raises ValueError for an X of a type, as torch names it, or of a shape that the operator refuses."},
     {"resolve_axes", with_keywords(resolve_axes), METH_VARARGS | METH_KEYWORDS,
      "resolve_axes(operator_name, input_shape, kernel_shape, auto_pad='NOTSET', ceil_mode=0, dilations=None, "
      "pads=None, "

@@ -21,7 +21,8 @@ ONNXPOOL_LIBRARY(library) {
     const std::string lp = window + "int[]? dilations=None, float p=2.0, int[]? pads=None, int[]? strides=None";
     const std::string max =
         window + "int[]? dilations=None, int[]? pads=None, int storage_order=0, int[]? strides=None";
-    const std::string unpool = "int[] kernel_shape, *, int[]? output_shape=None, int[]? pads=None, int[]? strides=None";
+    const std::string unpool =
+        "int[] kernel_shape, *, SymInt[]? output_shape=None, int[]? pads=None, int[]? strides=None";
     const std::string quantized = "Tensor X, Tensor x_scale, Tensor x_zero_point, Tensor y_scale, Tensor y_zero_point";
     const std::string with_indices = "(Tensor Y, Tensor Indices)";
 

@@ -23,7 +23,8 @@ struct Sum : PlainReduction {
     }
 };
 
-// Accumulators of which the larger one stays; NaN if there is one. The first one where they are equal.
+// Accumulators of which the larger one stays; NaN if there is one. The first one where they are equal, but for zeros of
+// both signs: some instructions take 0 for larger than -0.
 template <class A>
 struct Largest : PlainReduction {
     using Accumulator = A;
@@ -276,6 +277,11 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
         return (kExponent > 0 ? kExponent : whole_exponent) == exponent;
     }
 };
+
+template <class R>
+constexpr bool is_norm = false;
+template <class T, int kExponent>
+constexpr bool is_norm<LpNorm<T, kExponent>> = true;
 
 // The p-norm of data divided by `scale`, the largest magnitude among them, times `scale`: no power overflows, and those
 // that vanish do not matter. Always in float64.

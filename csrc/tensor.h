@@ -159,10 +159,11 @@ inline Tensor empty_strided(const IntSpan& sizes, const IntSpan& strides, Scalar
     int32_t device_type = 0;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
     AtenTensorHandle handle = nullptr;
-    if (aoti_torch_empty_strided(sizes.size, sizes.values, strides.values, dtype, device_type, like.get_device_index(),
-                                 &handle) != AOTI_TORCH_SUCCESS) {
-        throw std::bad_alloc();  // sizes and strides are valid: only memory can be missing
-    }
+    const AOTITorchError error = aoti_torch_empty_strided(sizes.size, sizes.values, strides.values, dtype, device_type,
+                                                          like.get_device_index(), &handle);
+    // Sizes and strides are valid: on the CPU, only memory can be missing.
+    if (error != AOTI_TORCH_SUCCESS && like.is_cpu()) throw std::bad_alloc();
+    TORCH_ERROR_CODE_CHECK(error);
     return Tensor(handle);
 #endif
 }

@@ -69,16 +69,27 @@ ONNXPOOL_HOST_DEVICE inline RangeOf<integer_of<AnyAxis>> covering_windows(const 
     Integer first = padded > reach ? quotient(padded - reach + axis.stride - 1, axis.stride) : 0;
     Integer last = quotient(padded, axis.stride);
     if (last > axis.output - 1) last = axis.output - 1;
-    if (axis.dilation == 1) return {first, last >= first ? last - first + 1 : 0, 1};
-    // Windows with a tap here repeat with the period dilation / gcd(stride, dilation): both the first one and the
-    // period are found by looking.
-    const auto has_tap = [&](Integer window) { return (padded - window * axis.stride) % axis.dilation == 0; };
-    const Integer tried_until = first + axis.dilation <= last ? first + axis.dilation - 1 : last;
-    while (first <= tried_until && !has_tap(first)) ++first;
-    if (first > tried_until) return {0, 0, 1};
-    Integer step = 1;
-    while (step <= last - first && step * axis.stride % axis.dilation != 0) ++step;
-    return {first, (last - first) / step + 1, step};
+    if (axis.dilation == 1 || first > last) return {first, last >= first ? last - first + 1 : 0, 1};
+    // From the beginning of a window that has a tap here, the distance is a multiple of the dilation; from that of any
+    // window it is congruent to `padded` modulo the stride. The smallest distance that is both, and their common
+    // period, are found by looking, in steps of the larger of the two numbers: no more than the smaller one are needed.
+    const Integer stride = axis.stride, dilation = axis.dilation, farthest = padded - first * stride;
+    Integer distance = padded - last * stride, period;
+    if (stride > dilation) {
+        while (distance <= farthest && distance % axis.dilation != 0) distance += stride;
+        period = stride;
+        while (period <= farthest - distance && period % axis.dilation != 0) period += stride;
+    } else {
+        distance = quotient(distance + dilation - 1, axis.dilation) * dilation;
+        while (distance <= farthest && (padded - distance) % axis.stride != 0) distance += dilation;
+        period = dilation;
+        while (period <= farthest - distance && period % axis.stride != 0) period += dilation;
+    }
+    if (distance > farthest) return {0, 0, 1};
+    last = quotient(padded - distance, axis.stride);
+    if (period > farthest - distance) return {last, 1, 1};
+    const Integer step = quotient(period, axis.stride), count = (farthest - distance) / period + 1;
+    return {last - (count - 1) * step, count, step};
 }
 
 }  // namespace onnxpool

@@ -20,6 +20,12 @@ could not be verified; of several files, the largest.
 """
 
 
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {text!r}")
+    return int(text)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m torch_onnxpool")
     commands = parser.add_subparsers(title="commands", required=True)
@@ -32,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     verify.add_argument("models", nargs="+", metavar="MODEL.onnx")
     verify.add_argument("--input", metavar="FILE.npz", help="the inputs of the graph by name (default: random ones)")
-    verify.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random data (default: 0)")
+    verify.add_argument("--seed", type=_seed, default=0, metavar="N", help="seed of all random data (default: 0)")
     options = parser.parse_args(arguments)
     try:
         from ._verify_command import run

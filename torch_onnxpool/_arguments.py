@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from numbers import Real
 from operator import index
 from types import NoneType
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.jit import TracerWarning, is_tracing
 
 # The attributes that are lists. An int in their place stands for a list that repeats it.
 LISTS = ("dilations", "kernel_shape", "output_shape", "pads", "strides")
@@ -29,10 +32,41 @@ DEFAULTS = {
 
 
 def as_list(name: str, value: Any, rank: int) -> Any:
-    """What an int in place of a list stands for, with ``rank`` spatial axes; anything else as it is."""
-    if name in LISTS and isinstance(value, int):
-        return [value] * (2 * rank if name == "pads" else rank)
+    """What an int in place of a list stands for, with ``rank`` spatial axes; anything else as it is.
+
+    An int may be one of numpy or, as ``torch.jit.trace`` makes of sizes, a tensor.
+    """
+    if name not in LISTS:
+        return value
+    if isinstance(value, (list, tuple)):
+        tensors = [item for item in value if isinstance(item, Tensor)]
+        _warn_of_constants(name, tensors)
+        return [index(item) if isinstance(item, Tensor) else item for item in value] if tensors else value
+    if is_integer_scalar(value):
+        _warn_of_constants(name, [value])
+        return [index(value)] * (2 * rank if name == "pads" else rank)
     return value
+
+
+def is_integer_scalar(value: Any) -> bool:
+    """Whether it can stand for a list; numpy's arrays and tensors of one element have dimensions."""
+    if isinstance(value, int):
+        return True
+    try:
+        return hasattr(value, "__index__") and not getattr(value, "shape", ()) and index(value) is not None
+    except (RuntimeError, TypeError):  # a number with a fraction
+        return False
+
+
+def _warn_of_constants(name: str, values: Sequence[Any]) -> None:
+    """torch itself is silent about tensors that become attributes of an operator outside of it."""
+    if is_tracing() and any(isinstance(value, Tensor) for value in values):
+        warnings.warn(
+            f"{name} is computed from a tensor or its size, but becomes a constant of the trace: it will not be "
+            "computed again for other inputs",
+            TracerWarning,
+            stacklevel=2,
+        )
 
 
 def schema_arguments(tensors: Sequence[Tensor], attributes: dict[str, Any]) -> dict[str, Any]:
@@ -76,5 +110,8 @@ def refuse_wrong_types(onnx_name: str, **arguments: Any) -> None:
             wanted, right = "a string", isinstance(value, str)
         else:
             wanted, right = "a tensor", isinstance(value, Tensor)
+            if right and (value.layout != torch.strided or value.is_nested or value.is_quantized):
+                kind = "nested" if value.is_nested else "quantized" if value.is_quantized else value.layout
+                raise ValueError(f"{onnx_name}: {name} must be a dense tensor, got {name} that is {kind}")
         if not right:
             raise ValueError(f"{onnx_name}: {name} must be {wanted}, got {name}={value!r}")

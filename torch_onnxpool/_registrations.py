@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.fx
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -127,24 +128,46 @@ class Operator:
 
     def remember(self, ctx: Any, tensors: Sequence[Tensor], result: Any) -> None:
         """Saves what the gradient wants of the forward pass."""
+        ctx.save_for_backward(*self.kept_for_gradient(tensors, result))
         if self.gives_indices:
-            ctx.save_for_backward(*tensors, result[1])
             ctx.mark_non_differentiable(result[1])
             ctx.set_materialize_grads(False)  # torch would fill as many zeros for Indices
-        elif self.gradient_needs == "Y":
-            ctx.save_for_backward(*tensors, result)
-        else:
-            ctx.save_for_backward(*tensors)
+
+    def kept_for_gradient(self, tensors: Sequence[Tensor], result: Any) -> Sequence[Tensor]:
+        if self.gives_indices:
+            return (*tensors, result[1])
+        return (*tensors, result) if self.gradient_needs == "Y" else tensors
+
+    def with_gradient_needs(self, kept: Sequence[Tensor], attributes: dict[str, Any]) -> Sequence[Tensor]:
+        """The same where a maximum was not asked where it is."""
+        if 1 + len(kept) < self.backward_inputs:
+            return (*kept, dispatch(self.with_indices, (kept[0].detach(),), attributes)[1])
+        return kept
 
     def gradient(self, grad_Y: Tensor | None, *kept: Tensor, **attributes: Any) -> Tensor | None:
         """grad_X, by the operator of its own that computes it. None stands for zeros."""
         if grad_Y is None:
             return None
-        if 1 + len(kept) < self.backward_inputs:  # a maximum that was not asked where it is
-            kept = (*kept, dispatch(self.with_indices, (kept[0].detach(),), attributes)[1])
-        if torch.is_grad_enabled():  # the gradient will itself be differentiated
+        kept = self.with_gradient_needs(kept, attributes)
+        if torch.is_grad_enabled() or forward_ad._current_level >= 0:  # the gradient will itself be differentiated
             return GradientFunction.apply((self, attributes), grad_Y, *kept)
         return self.backward.compute((grad_Y, *kept), attributes)
+
+    def tangent(self, X_tangent: Tensor, *kept: Tensor, **attributes: Any) -> Tensor:
+        """The derivative of Y in a direction of X: ``grad_X`` is linear in ``grad_Y``, and this is its transpose."""
+        X, *needed = self.with_gradient_needs(kept, attributes)
+        grad_Y = needed[0] if self.gradient_needs == "Y" else X  # of Y's shape, where anything looks at it
+        return self.second_gradient(X_tangent, grad_Y, X, *needed, **attributes)[0]
+
+    def gradients_tangent(
+        self, tangents: Sequence[Tensor | None], grad_Y: Tensor, X: Tensor, *kept: Tensor, **attributes: Any
+    ) -> Tensor:
+        """The derivative of ``backward`` in a direction of its tensors."""
+        if self.gradient_needs == "Y":
+            return _tangent_of_norms_gradient(self, tangents, grad_Y, X, *kept, **attributes)
+        if tangents[0] is None:
+            return torch.zeros_like(X)
+        return self.gradient(tangents[0], X, *kept, **attributes)
 
     def second_gradient(
         self, grad_grad_X: Tensor, grad_Y: Tensor, X: Tensor, *kept: Tensor, **attributes: Any
@@ -210,6 +233,36 @@ def _second_gradient_of_norm(
     return tuple(gradient.to(dtype) for gradient, dtype in zip((by_grad_Y, by_X, by_Y), types))
 
 
+def _tangent_of_norms_gradient(
+    operator: Operator,
+    tangents: Sequence[Tensor | None],
+    grad_Y: Tensor,
+    X: Tensor,
+    Y: Tensor,
+    p: float = 2,
+    **window: Any,
+) -> Tensor:
+    """The derivative of the same in a direction of grad_Y, X and Y."""
+    dtype = X.dtype
+    grad_Y, X, Y = (tensor.double() for tensor in (grad_Y, X, Y))
+    by_grad_Y, by_X, by_Y = (
+        torch.zeros_like(tensor) if tangent is None else tangent.double()
+        for tangent, tensor in zip(tangents, (grad_Y, X, Y))
+    )
+    average = OPERATORS[operator.name.replace("lp", "average")]
+    count = dispatch(operator, (torch.ones_like(X),), {**window, "p": 1})
+    inverse_Y = Y.masked_fill(Y == 0, math.inf).reciprocal()
+    slope = inverse_Y ** (p - 1)
+    size = X.abs() if p >= 2 else X.abs().masked_fill(X == 0, math.inf)
+
+    def from_windows(value: Tensor) -> Tensor:  # their sum, for each element
+        return average.gradient(value * count, X, **window)
+
+    sent = from_windows(slope * (by_grad_Y + (1 - p) * inverse_Y * grad_Y * by_Y))
+    tangent = X.sign() * X.abs() ** (p - 1) * sent + (p - 1) * size ** (p - 2) * by_X * from_windows(slope * grad_Y)
+    return tangent.to(dtype)
+
+
 # ---- Fake kernels: shapes and layouts, never a guard on a size ----
 
 
@@ -237,16 +290,36 @@ def _is_dense(x: Tensor, order: Sequence[int]) -> bool:
 
 
 def _empty_like_layout(x: Tensor, shape: Sequence, dtype: torch.dtype) -> Tensor:
-    """Channels last if ``x`` has that layout only, otherwise contiguous, as in csrc/ops.cpp."""
+    """Channels last if ``x`` has that layout only, otherwise contiguous, as in csrc/bindings.h."""
     channels_last = (0, *range(2, x.dim()), 1)
     if not _is_dense(x, range(x.dim())) and _is_dense(x, channels_last):
         return x.new_empty_strided(shape, _dense_strides(shape, channels_last), dtype=dtype)
     return x.new_empty(shape, dtype=dtype)
 
 
+def _type_name(x: Tensor) -> str:
+    """Its element type as C++ says it."""
+    return x.type().rpartition(".")[2].removesuffix("Tensor")
+
+
+def _check_inputs(operator: Operator, X: Tensor, *, channels_last: int = 0, **others: Tensor) -> None:
+    """ValueError for what the C++ side refuses, as far as it is known; for real tensors it looks for itself.
+
+    A tensor without data may be among those that have some: then nothing is computed.
+    """
+    known = [size if isinstance(size, int) else 1 for size in X.shape]
+    _C.check_input(operator.onnx_name, _type_name(X), known, channels_last=bool(channels_last))
+    for name, other in others.items():
+        if other.device != X.device:
+            raise ValueError(
+                f"{operator.onnx_name}: {name} must be on the device of X, {X.device}, got {name} on {other.device}"
+            )
+
+
 def _pooled_shape(operator: Operator, shape: Sequence, kernel_shape: Sequence[int] = (), **attributes: Any) -> list:
     """The output's shape for an input of ``shape`` [N, C, D1, ..., Dr]; the C++ side checks what is known."""
     if not operator.windowed:
+        _C.check_attributes(operator.onnx_name, len(shape) - 2, [1] * (len(shape) - 2), **attributes)
         return [*shape[:2], *[1] * (len(shape) - 2)]
     _C.check_attributes(operator.onnx_name, len(shape) - 2, kernel_shape, **attributes)
     window = {name: value for name, value in attributes.items() if name in WINDOW_ATTRIBUTES}
@@ -285,6 +358,7 @@ def _unpooled_shape(
 def _register_fake_forward(operator: Operator) -> None:
     @torch.library.register_fake(_qualified(operator.name))
     def fake(X: Tensor, *kernel_shape: Sequence[int], **attributes: Any):
+        _check_inputs(operator, X)
         shape = _pooled_shape(operator, X.shape, *kernel_shape, **attributes)
         Y = _empty_like_layout(X, shape, X.dtype)
         return (Y, _empty_like_layout(X, shape, torch.int64)) if operator.gives_indices else Y
@@ -292,18 +366,35 @@ def _register_fake_forward(operator: Operator) -> None:
 
 @torch.library.register_fake(_qualified("max_unpool"))
 def _fake_unpool(X: Tensor, I: Tensor, kernel_shape: Sequence[int], **attributes: Any) -> Tensor:  # noqa: E741
+    _check_inputs(OPERATORS["max_unpool"], X, I=I)
     shape = _unpooled_shape(X.shape, kernel_shape, **attributes)
     if I.dim() != X.dim() or any(_certain(a != b) for a, b in zip(I.shape, X.shape)):
         raise ValueError(f"MaxUnpool: I must have the shape {list(X.shape)}, got I of shape {list(I.shape)}")
     if I.dtype != torch.int64:
-        type_name = I.type().rpartition(".")[2].removesuffix("Tensor")  # as C++ says it
-        raise ValueError(f"MaxUnpool: I must be of type Long, got I of type {type_name}")
+        raise ValueError(f"MaxUnpool: I must be of type Long, got I of type {_type_name(I)}")
     return _empty_like_layout(X, shape, X.dtype)
+
+
+def _check_scalar(operator: Operator, name: str, scalar: Tensor, X: Tensor) -> None:
+    rule = None
+    if scalar.dim() > 1 or (scalar.dim() == 1 and _certain(scalar.shape[0] != 1)):
+        rule = f"must be a scalar or of shape [1], got {name} of shape {list(scalar.shape)}"
+    elif scalar.dtype != (torch.float32 if name.endswith("scale") else X.dtype):
+        wanted = "Float" if name.endswith("scale") else _type_name(X)
+        rule = f"must be of type {wanted}, got {name} of type {_type_name(scalar)}"
+    elif scalar.device not in (X.device, torch.device("cpu")):
+        rule = f"must be on the CPU or on the device of X, {X.device}, got {name} on {scalar.device}"
+    if rule:
+        raise ValueError(f"{operator.onnx_name}: {name} {rule}")
 
 
 def _register_fake_quantized(operator: Operator) -> None:
     @torch.library.register_fake(_qualified(operator.name))
     def fake(X, x_scale, x_zero_point, y_scale, y_zero_point, *kernel_shape, channels_last=0, **attributes):
+        _check_inputs(operator, X, channels_last=channels_last)
+        scalars = {"x_scale": x_scale, "x_zero_point": x_zero_point, "y_scale": y_scale, "y_zero_point": y_zero_point}
+        for name, scalar in scalars.items():
+            _check_scalar(operator, name, scalar, X)
         shape = [X.shape[0], X.shape[-1], *X.shape[1:-1]] if channels_last else X.shape
         N, C, *spatial = _pooled_shape(operator, shape, *kernel_shape, **attributes)
         return _empty_like_layout(X, [N, *spatial, C] if channels_last else [N, C, *spatial], X.dtype)
@@ -363,7 +454,15 @@ class PoolFunction(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
         ctx.call, *tensors = inputs
-        ctx.call[0].remember(ctx, tensors, output)
+        operator = ctx.call[0]
+        operator.remember(ctx, tensors, output)
+        ctx.save_for_forward(*operator.kept_for_gradient(tensors, output))
+
+    @staticmethod
+    def jvp(ctx, _, X_tangent, *__):
+        operator, attributes = ctx.call
+        tangent = operator.tangent(X_tangent, *ctx.saved_tensors, **attributes)
+        return (tangent, None) if operator.gives_indices else tangent
 
     @staticmethod
     def backward(ctx, grad_Y, *_):
@@ -401,6 +500,12 @@ class GradientFunction(torch.autograd.Function):
     def setup_context(ctx, inputs, output) -> None:
         ctx.call, *tensors = inputs
         ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def jvp(ctx, _, *tangents):
+        operator, attributes = ctx.call
+        return operator.gradients_tangent(tangents, *ctx.saved_tensors, **attributes)
 
     @staticmethod
     def backward(ctx, grad_grad_X):
@@ -444,9 +549,21 @@ def _dispatch_watched(operator: Operator, tensors: Sequence[Tensor], attributes:
     """The same for exporters, compilers, gradients and transforms."""
     if torch.compiler.is_exporting() or torch.jit.is_tracing():
         return operator.forward.op(*tensors, **attributes)  # what was called, not what its gradient would need
+    if isinstance(tensors[0], torch.fx.Proxy):
+        return _record(operator, tensors, attributes)
     if operator.with_indices and tensors[0].requires_grad and torch.is_grad_enabled():
         return _dispatch_differentiable(operator.with_indices, tensors, attributes)[0]
     return _dispatch_differentiable(operator, tensors, attributes)
+
+
+def _record(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str, Any]) -> torch.fx.Proxy:
+    """A call of the public function, for ``torch.fx``: ranks, gradients and indices are not known yet."""
+    from torch_onnxpool import functional
+
+    if operator.gives_indices:
+        attributes = {**attributes, "return_indices": True}
+    function = getattr(functional, operator.name.removesuffix("_with_indices"))
+    return tensors[0].tracer.create_proxy("call_function", function, tuple(tensors), attributes)
 
 
 def _dispatch_differentiable(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str, Any]):
@@ -466,32 +583,49 @@ def _fold(x: Tensor, dim: int | None, batch_size: int) -> Tensor:
     return x.flatten(0, 1)
 
 
-def _shift_samples(indices: Tensor, elements: int, batch_size: int) -> Tensor:
-    """Indices flat over each of ``batch_size`` samples of ``elements`` elements, made flat over all, or back if < 0."""
-    begins = torch.arange(batch_size, device=indices.device) * elements
-    shifted = indices.unflatten(0, (batch_size, -1)) + begins.reshape(-1, *[1] * indices.dim())
-    return torch.where(indices < 0, indices, shifted.flatten(0, 1))  # below 0 they name no element
+def _begins(indices: Tensor, elements: int, batch_size: int) -> Tensor:
+    """Where the samples begin among all elements, for each of the indices of ``batch_size`` samples, folded into N."""
+    samples = torch.arange(batch_size, device=indices.device)
+    begins = (samples * elements).repeat_interleave(indices.shape[0] // max(1, batch_size))
+    return begins.reshape(-1, *[1] * (indices.dim() - 1))
+
+
+def _flat_over_all(indices: Tensor, elements: int, batch_size: int) -> Tensor:
+    """Indices flat over each of ``batch_size`` samples of ``elements`` elements, made flat over all.
+
+    Those that name no element of their sample, of which those below 0 mean none, must not name one of another's.
+    """
+    shifted = indices + _begins(indices, elements, batch_size)
+    shifted = torch.where(indices < elements, shifted, indices + batch_size * elements)
+    return torch.where(indices < 0, indices, shifted)
+
+
+def _flat_over_each(indices: Tensor, elements: int, batch_size: int) -> Tensor:
+    """The way back."""
+    return torch.where(indices < 0, indices, indices - _begins(indices, elements, batch_size))
 
 
 def _batched(operator: Operator, call, tensors: Sequence[Tensor], dims: Sequence, batch_size: int, attributes: dict):
     """Calls an operator or its backward operator on samples folded into N; the result and its batch dimensions."""
     folded = [_fold(tensor, dim, batch_size) for tensor, dim in zip(tensors, dims)]
     is_backward = len(folded) == operator.backward_inputs
-    addressed = folded[1] if is_backward else folded[0]  # pooling's indices address X
-    elements = addressed.numel() // batch_size
+    sample = list(tensors[is_backward].shape)  # of X
+    if dims[is_backward] is not None:
+        del sample[dims[is_backward]]
+    N = sample[0]
+    elements = math.prod(sample)  # pooling's indices address X
     if operator.name == "max_unpool":  # and unpooling's Y
+        elements = math.prod(_unpooled_shape(sample, **attributes))
         if attributes.get("output_shape") is not None:
-            N, *sample = attributes["output_shape"]
-            attributes = {**attributes, "output_shape": [batch_size * N, *sample]}
-        elements = math.prod(_unpooled_shape(addressed.shape, **attributes)) // batch_size
+            attributes = {**attributes, "output_shape": [batch_size * N, *attributes["output_shape"][1:]]}
     if (is_backward and operator.gradient_needs == "Indices") or operator.name == "max_unpool":
-        folded[-1] = _shift_samples(folded[-1], elements, batch_size)
+        folded[-1] = _flat_over_all(folded[-1], elements, batch_size)
     result = call(folded, attributes)
     if not isinstance(result, tuple):
-        return result.unflatten(0, (batch_size, -1)), 0
+        return result.unflatten(0, (batch_size, N)), 0
     Y, indices = result
-    parts = (Y, _shift_samples(indices, -elements, batch_size))
-    return tuple(part.unflatten(0, (batch_size, -1)) for part in parts), (0, 0)
+    parts = (Y, _flat_over_each(indices, elements, batch_size))
+    return tuple(part.unflatten(0, (batch_size, N)) for part in parts), (0, 0)
 
 
 def _batched_call(function: type[torch.autograd.Function], info, in_dims, call: Call, tensors: Sequence[Tensor]):
@@ -521,8 +655,9 @@ def _register_quantized_batching(operator: Operator, op: torch._ops.OpOverload) 
             raise ValueError(
                 f"{operator.onnx_name}: under vmap only X may be batched, got batched scales or zero points"
             )
+        N = X.shape[0 if in_dims[0] else 1]
         Y = op(_fold(X, in_dims[0], info.batch_size), *arguments, **attributes)
-        return Y.unflatten(0, (info.batch_size, -1)), 0
+        return Y.unflatten(0, (info.batch_size, N)), 0
 
 
 for _operator in OPERATORS.values():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_onnxpool import _C, functional
-from torch_onnxpool._arguments import DEFAULTS, LISTS, as_list, check_return_indices, refuse_wrong_types
+from torch_onnxpool._arguments import DEFAULTS, LISTS, as_list, check_return_indices, is_integer_scalar, refuse_wrong_types
 from torch_onnxpool.functional import Ints
 
 __all__ = [
@@ -37,6 +37,7 @@ class _Pool(nn.Module):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__()
+        attributes = {n: int(v) if n in LISTS and is_integer_scalar(v) else v for n, v in attributes.items()}
         _check(self.onnx_name, attributes)
         self._attribute_names = tuple(attributes)
         for name, value in attributes.items():
@@ -261,18 +262,25 @@ class _QuantizedPool(_Pool):
     def _store(self, *values: Any) -> None:
         for name, value in zip(self._quantization, values):
             self.register_buffer(name, None if value is None else self._as_scalar(name, value))
+        types = [zero.dtype for zero in (self.x_zero_point, self.y_zero_point) if zero is not None]
+        if len(set(types)) > 1:
+            raise ValueError(
+                f"{self.onnx_name}: zero points must be of one type, that of X, got x_zero_point of {types[0]} and "
+                f"y_zero_point of {types[1]}"
+            )
 
     def _as_scalar(self, name: str, value: Any) -> Tensor:
         is_scale = name.endswith("scale")
+        is_number = isinstance(value, (float, int)) and not isinstance(value, bool)
         try:
-            tensor = torch.as_tensor(value, dtype=torch.float32 if isinstance(value, float) else None)
+            tensor = torch.as_tensor(value, dtype=torch.float32 if is_scale and is_number else None)
         except (RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"{self.onnx_name}: {name} must be a scalar, got {name}={value!r}") from error
         types = (torch.float32,) if is_scale else (torch.uint8, torch.int8)
         if tensor.dtype not in types or tensor.dim() > 1 or tensor.numel() != 1:
             wanted = "float32" if is_scale else "uint8 or int8"
             raise ValueError(f"{self.onnx_name}: {name} must be one element of type {wanted}, got {name}={value!r}")
-        if is_scale and not (math.isfinite(tensor.item()) and tensor.item() != 0):
+        if is_scale and not tensor.is_meta and not (math.isfinite(tensor.item()) and tensor.item() != 0):
             raise ValueError(f"{self.onnx_name}: {name} must be finite and not 0, got {name}={value!r}")
         return tensor.detach().clone()
 
@@ -285,9 +293,30 @@ class _QuantizedPool(_Pool):
         remaining = iter(passed)
         return [next(remaining) if name in missing else getattr(self, name) for name in self._quantization]
 
+    def _apply(self, fn: Any, recurse: bool = True) -> _QuantizedPool:
+        """Scales stay float32, as ONNX wants them, when a model is converted to another type."""
+        given = {name: self._buffers[name] for name in ("x_scale", "y_scale")}
+        super()._apply(fn, recurse)
+        for name, scale in given.items():
+            if scale is not None and self._buffers[name].dtype != scale.dtype:
+                self._buffers[name] = scale.to(self._buffers[name].device)
+        return self
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors) -> None:
+        """Zero points of the other type are refused: copying would make other numbers of those that it cannot hold."""
+        for name in ("x_zero_point", "y_zero_point"):
+            own, loaded = getattr(self, name), state_dict.get(prefix + name)
+            if own is not None and loaded is not None and loaded.dtype != own.dtype:
+                errors.append(f"{self.onnx_name}: {prefix}{name} must be of type {own.dtype}, got {loaded.dtype}")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+
     def extra_repr(self) -> str:
         stored = {name: getattr(self, name) for name in self._quantization}
-        shown = [f"{name}={value.item()!r}" for name, value in stored.items() if value is not None]
+        shown = [
+            f"{name}={'?' if value.is_meta else repr(value.item())}"
+            for name, value in stored.items()
+            if value is not None
+        ]
         return ", ".join([part for part in (super().extra_repr(), *shown) if part])
 
 

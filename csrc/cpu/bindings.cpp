@@ -18,6 +18,7 @@ bool run(decltype(cpu::plan_forward) plan, Reduction reduction, ElementType type
     const Call& call = folded.call();
     const cpu::Task task = plan(reduction, type, call);
     if (!task.run) return false;
+    if (task.units == 0) return true;  // then there is nothing that elements could be shared out among
     const auto units_per_thread = 1 + static_cast<int64_t>(kElementsPerThread / task.elements_per_unit);
     parallel_for(task.units, units_per_thread, [&](int64_t begin, int64_t end) { task.run(call, begin, end); });
     return true;

@@ -193,13 +193,6 @@ inline const T* together(const T* source, int64_t step, int64_t size, Buffer<T>&
     return buffer.data();
 }
 
-// All positions of a plane, for for_each_row(): the last axis is one more, of one element.
-template <class Size>
-inline void every_position(const Geometry& geometry, Size size_of_axis, Range* ranges) {
-    for (int a = 0; a < geometry.rank; ++a) ranges[a] = {0, size_of_axis(geometry.axes[a]), 1};
-    ranges[geometry.rank] = {0, 1, 1};
-}
-
 // The gradients of some lanes.
 template <class G>
 class LaneGradients {
@@ -375,11 +368,13 @@ inline Axis spread_axis(const Axis& axis) {
     return spread;
 }
 
-// Whether rows of elements are worth a buffer, in which what windows send lies a stride apart: then
-// backward_rows() takes them.
+// Whether rows of elements are worth a buffer, in which what windows send lies a stride apart, and paddings are not
+// much longer than rows: then backward_rows() takes them.
 inline bool has_long_rows(const Geometry& geometry, const Operand& x, const Operand& grad_x) {
-    const Axis spread = spread_axis(geometry.axes[geometry.rank - 1]);
-    return spread.pad_begin >= 0 && row_reach(spread) <= 2 * (spread.input + spread.output) + 64 &&
+    const Axis& axis = geometry.axes[geometry.rank - 1];
+    const Axis spread = spread_axis(axis);
+    return spread.pad_begin >= 0 &&
+           std::max(row_reach(spread), spread.input) <= 2 * (2 * axis.input + axis.output) + 64 &&
            x.strides[1 + geometry.rank] == 1 && grad_x.strides[1 + geometry.rank] == 1;
 }
 

@@ -337,15 +337,13 @@ void backward_by_index(const Call& call, int64_t begin, int64_t end) {
     // Sums are added up in grad_x, which is dense, or in a buffer of wider numbers.
     const int64_t step = in_place ? call.grad_x.strides[1 + rank] : block;
     const int64_t lane_step = in_place ? call.grad_x.strides[1] : 1;
-    int64_t size = 1;
-    int64_t dense[kMaxSpatialRank + 1];
-    for (int a = rank - 1; a >= 0; --a) {
-        dense[a] = size * step;
-        size *= geometry.axes[a].input;
+    int64_t dense[kMaxSpatialRank];
+    const int64_t size = packed_strides(geometry, step, input_size, dense);
+    Range outputs[kMaxSpatialRank], inputs[kMaxSpatialRank];
+    for (int a = 0; a < rank; ++a) {
+        outputs[a] = {0, geometry.axes[a].output, 1};
+        inputs[a] = {0, geometry.axes[a].input, 1};
     }
-    Range outputs[kMaxSpatialRank + 1], inputs[kMaxSpatialRank + 1];
-    every_position(geometry, output_size, outputs);
-    every_position(geometry, input_size, inputs);
 
     // Where the element that an index names lies among the sums.
     const int64_t* index_strides = call.index_strides + 2;
@@ -363,11 +361,7 @@ void backward_by_index(const Call& call, int64_t begin, int64_t end) {
     // Windows that follow each other in both tensors are one row.
     const int last = rank - 1;
     const auto follow_each_other = [&](const Operand& operand) {
-        int64_t stride = operand.strides[2 + last];
-        for (int a = last; a >= 0; stride *= outputs[a--].count) {
-            if (outputs[a].count > 1 && operand.strides[2 + a] != stride) return false;
-        }
-        return true;
+        return has_dense_planes(geometry, operand, output_size, operand.strides[2 + last]);
     };
     if (follow_each_other(call.grad_y) && follow_each_other(call.indices)) {
         for (int a = 0; a < last; ++a) {

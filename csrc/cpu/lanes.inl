@@ -582,14 +582,14 @@ void forward_channels(const Call& call, int64_t begin, int64_t end) {
     const int64_t y_step = call.y.strides[1 + rank];
     LaneRows<R> rows = rows_of_windows(reduction, call);
     const bool streams = is_streamed<T>(call, call.y, lanes_per_row(call));
-    const T* current = nullptr;
+    std::pair<const T*, int64_t> current{};  // images may overlap in memory: another block may begin there
     RowPosition position(call, begin, output_size);
     for (int64_t unit = begin; unit < end; ++unit, position.advance()) {
         const T* x = plane_of<const T>(call.x, position);
         T* y = row_of<T>(call.y, position, rank);
         int64_t* indices = is_keyed<R> ? row_of<int64_t>(call.indices, position, rank) : nullptr;
-        if (x != current) rows.set_lanes(x, call.x.strides + 2, position.lanes);
-        current = x;
+        const std::pair lanes{x, position.lanes};
+        if (lanes != std::exchange(current, lanes)) rows.set_lanes(x, call.x.strides + 2, position.lanes);
         rows.compute(position.outer, 0,
                      results_of(reduction, call, y, y_step, indices, position.image, position.channel, streams));
         if constexpr (may_leave_range<R>) {

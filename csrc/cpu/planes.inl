@@ -73,8 +73,7 @@ void finish_planes(const R& reduction, const Call& call, int64_t image, int64_t 
                    const typename R::Accumulator* sums, int64_t count) {
     using T = typename R::Element;
     const Geometry& geometry = call.geometry;
-    double size = 1;
-    for (int a = 0; a < geometry.rank; ++a) size *= static_cast<double>(geometry.axes[a].input);
+    const int64_t size = plane_size(geometry, input_size);
     T* y = plane_at<T>(call.y, image, channel);
     int64_t* indices = is_keyed<R> ? plane_at<int64_t>(call.indices, image, channel) : nullptr;
     const auto finish =
@@ -97,8 +96,7 @@ void forward_planes(const Call& call, int64_t begin, int64_t end) {
     using Accumulator = typename R::Accumulator;
     const R reduction(call.parameters);
     const Geometry& geometry = call.geometry;
-    int64_t size = 1;
-    for (int a = 0; a < geometry.rank; ++a) size *= geometry.axes[a].input;
+    const int64_t size = plane_size(geometry, input_size);
     // Results are finished in vectors where they follow each other.
     constexpr int64_t most = 64;
     const bool in_order = call.y.strides[1] == 1;

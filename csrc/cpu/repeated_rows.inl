@@ -27,6 +27,11 @@ void run_repeated_rows(const Call& call, int64_t begin, int64_t end) {
         rows.channels = std::min(together, end - first);
         Call part(rows, call.parameters);
         part.repeats = axis.stride;
+        if (call.segmented_axis != last - 1) {  // windows side by side have no data in other segments
+            part.segmented_axis = call.segmented_axis;
+            part.data_before = call.data_before;
+            part.data_after = call.data_after;
+        }
         part.grad_x = {gradients.data(), strides};
         part.grad_y = {static_cast<T*>(call.grad_y.data) + first * call.grad_y.strides[1], call.grad_y.strides};
         const Task task = plan(part);

@@ -5,7 +5,7 @@
 template <int kLayouts, class Row>
 inline void for_each_row(const Range* ranges, int rank, const int64_t* const (&strides)[kLayouts], Row row) {
     int64_t offsets[kLayouts] = {};
-    int64_t outer[kMaxSpatialRank + 1];  // one more: a box may end in an axis of one element
+    int64_t outer[kMaxSpatialRank];
     for (int a = 0; a < rank; ++a) {
         if (ranges[a].count == 0) return;
         outer[a] = ranges[a].begin;
@@ -251,16 +251,8 @@ bool is_channels_last(const Geometry& geometry, const Operand& operand, Size siz
            (geometry.batch == 1 || operand.strides[0] == plane_size(geometry, size_of_axis) * channels);
 }
 
-// One window has all data along the axis, and no padding.
-inline bool is_spanned(const Axis& axis) {
-    return axis.kernel == axis.input && axis.output == 1 && axis.dilation == 1 && axis.pad_begin == 0;
-}
-
-inline bool spans_plane(const Geometry& geometry) {
-    return std::all_of(geometry.axes, geometry.axes + geometry.rank, is_spanned);
-}
-
-// Whether that is so along all axes where a window has several elements, which folding and segments leave as it is.
+// Whether one window has all data, and no padding, along all axes where it has several elements, which folding and
+// segments leave as it is.
 inline bool spans_pooled_axes(const Geometry& geometry) {
     return std::all_of(geometry.axes, geometry.axes + geometry.rank,
                        [](const Axis& axis) { return axis.kernel == 1 || is_spanned(axis); });
@@ -305,11 +297,6 @@ template <class T>
 bool is_streamed(const Call& call, const Operand& result, int64_t block) {
     return exceeds_caches<T>(call) && has_whole_lines<T>(call.geometry, result, block);
 }
-
-template <class R>
-constexpr bool is_norm = false;
-template <class T, int kExponent>
-constexpr bool is_norm<LpNorm<T, kExponent>> = true;
 
 // Norms whose powers can overflow or vanish: not those of float32 with small exponents, whose powers are float64.
 template <class R>

@@ -50,13 +50,6 @@ void launch_places(void (*kernel)(int64_t, Problem<Space>), const Call& call,
     launch(kernel, blocks_for(problem.places.count), 0, context.stream, problem);
 }
 
-// One window has all data of a plane, and no padding.
-inline bool is_global(const Geometry& geometry) {
-    return std::all_of(geometry.axes, geometry.axes + geometry.rank, [](const Axis& axis) {
-        return axis.kernel == axis.input && axis.output == 1 && axis.dilation == 1 && axis.pad_begin == 0;
-    });
-}
-
 // Whether there are kernels for patches: not for what is used too rarely for the time that they take to compile.
 template <class R>
 constexpr bool has_patches =
@@ -129,7 +122,7 @@ void forward_windows(const Call& call, const Context& context) {
 template <class R>
 void forward_of(const Call& call, const Context& context) {
     if constexpr (!R::kInOrder) {
-        if (is_global(call.geometry)) {
+        if (spans_plane(call.geometry)) {
             using Planes = typename OfPlanes<R>::type;
             if (is_small(call) && forward_planes<Planes>(call, context)) return;
             return forward_windows<std::conditional_t<R::kIndexed, R, Planes>>(call, context);
@@ -147,7 +140,7 @@ void backward_of(const Call& call, const Context& context) {
         return launch_places<Any>(backward_by_window<General, Any, 1>, call, &DeviceAxis<Any::Index>::input, 1,
                                   context);
     }
-    if (is_global(call.geometry)) {
+    if (spans_plane(call.geometry)) {
         using Planes = std::conditional_t<is_square_norm<R>, R, General>;
         if (backward_planes<Planes>(call, context)) return;
     }

@@ -6,11 +6,6 @@
 namespace onnxpool::cuda {
 
 template <class R>
-constexpr bool is_norm = false;
-template <class T, int kExponent>
-constexpr bool is_norm<LpNorm<T, kExponent>> = true;
-
-template <class R>
 constexpr bool is_square_norm = false;
 template <class T>
 constexpr bool is_square_norm<LpNorm<T, 2>> = true;

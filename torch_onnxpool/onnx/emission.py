@@ -59,8 +59,20 @@ def write(
         warnings.warn(_warning(node.op_type, row, reason), portability.PortabilityWarning, stacklevel=2)
     inputs = [arguments[name] for name in node.inputs]
     # Among our arguments, a list of sizes can be what is an input in ONNX.
-    inputs = [graph.constant(np.array(value, np.int64)) if isinstance(value, list) else value for value in inputs]
+    inputs = [_vector(graph, value) if isinstance(value, (list, tuple)) else value for value in inputs]
     return graph.node(node.op_type, inputs, node.attributes, node.domain, len(node.outputs))
+
+
+def _vector(graph: Graph, sizes: Sequence) -> Any:
+    """A list of sizes as one value; those that are not known before the model runs are scalars of the graph."""
+    if all(isinstance(size, int) for size in sizes):
+        return graph.constant(np.array(sizes, np.int64))
+    one = graph.constant(np.array([1], np.int64))
+    parts = [
+        graph.constant(np.array([size], np.int64)) if isinstance(size, int) else graph.node("Reshape", [size, one], {})[0]
+        for size in sizes
+    ]
+    return graph.node("Concat", parts, {"axis": 0})[0]
 
 
 def _rows_with_portable_form(node: nodes.PoolNode, known: dict[str, Any]) -> bool:

@@ -6,15 +6,18 @@ This concerns every model that onnxscript optimizes, whoever wrote its pools.
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import torch
 from onnx_ir.tensor_adapters import TorchTensor, to_torch_dtype
 from onnxscript import ir
 
+from . import schemas
 from .importer import layer_from_node
-from .operators import LAYERS, ONNX
+from .operators import LAYERS
 
+_NO_OPSET = 2**31  # beyond all of them
 _installed = False
 
 
@@ -28,7 +31,9 @@ def install() -> None:
         from onnxscript.optimizer._constant_folding import registry
 
         for domain, op_type in LAYERS:
-            registry.register(op_type, domain)(_fold)
+            versions = [schema.since_version for schema in schemas.history(op_type, domain)]
+            for first, following in zip(versions, [*versions[1:], _NO_OPSET]):
+                registry.register(op_type, domain, (first, following - 1))(functools.partial(_fold, first))
     except Exception as error:
         warnings.warn(
             f"torch_onnxpool cannot teach onnxscript's optimizer ({type(error).__name__}: {error}), which is wrong on "
@@ -37,12 +42,14 @@ def install() -> None:
         )
 
 
-def _fold(node: ir.Node, op, state) -> list[ir.Value] | None:
-    """The outputs that replace those of a node; None leaves it as it is."""
+def _fold(opset: int, node: ir.Node, op, state) -> list[ir.Value] | None:
+    """The outputs that replace those of a node of this opset, or one like it; None leaves it as it is.
+
+    The node itself does not know: subgraphs do not say which opsets their model imports.
+    """
     values = [value for value in node.inputs if value is not None]
     if any(value.const_value is None or value.is_graph_input() for value in values):
         return None
-    opset = node.graph.opset_imports[ONNX if node.domain == "ai.onnx" else node.domain]
     try:
         outputs = layer_from_node(ir.to_proto(node), opset)(*(_to_torch(value.const_value) for value in values))
     except ValueError:  # not legal, as whoever loads the file will say

@@ -7,6 +7,7 @@ from onnx import NodeProto
 from torch import Tensor, nn
 
 from .. import layers
+from .._arguments import is_integer_scalar
 from . import nodes
 
 
@@ -27,9 +28,9 @@ def layer_from_node(node: NodeProto, opset_version: int) -> nn.Module:
     """
     if not isinstance(node, NodeProto):
         raise ValueError(f"layer_from_node: node must be an onnx.NodeProto, got {type(node).__name__}")
-    if not isinstance(opset_version, int):
+    if not is_integer_scalar(opset_version):
         raise ValueError(f"layer_from_node: opset_version must be an int, got opset_version={opset_version!r}")
-    parsed = nodes.parse(node, opset_version)
+    parsed = nodes.parse(node, int(opset_version))
     arguments = dict(parsed.attributes)
     # Some exporters write pads of zero beside auto_pad, where they say nothing. Our layers refuse to be told both.
     if parsed.has_idle_pads:

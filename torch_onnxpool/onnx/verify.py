@@ -210,7 +210,7 @@ class Model:
             if node.input[0] in types:
                 known["element_type"] = schemas.type_name(types[node.input[0]].elem_type)
                 sizes = [dimension.dim_value for dimension in types[node.input[0]].shape.dim]
-                known["input_shape"] = sizes if all(sizes) else None
+                known["input_shape"] = sizes if min(sizes, default=1) > 0 else None
             hints += [f"{_name(node)}: {row}" for row in self._ledger_rows(node, **known)]
         return f" (ledger: {', '.join(hints)})" if hints else ""
 
@@ -282,7 +282,8 @@ def _chosen_shape(value: ValueInfoProto, named_sizes: dict[str, int]) -> list[in
     if not value.type.tensor_type.HasField("shape"):
         raise VerificationError(f"input {value.name!r} has no shape: give it with --input")
     dimensions = value.type.tensor_type.shape.dim
-    rank, is_open = len(dimensions), [not dimension.HasField("dim_value") for dimension in dimensions]
+    # Some exporters write 0 or -1 for a size that is open.
+    rank, is_open = len(dimensions), [dimension.dim_value < 1 for dimension in dimensions]
 
     def usual_size(axis: int) -> int:
         if axis == 0:
