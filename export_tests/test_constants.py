@@ -107,3 +107,22 @@ def test_pools_of_others():
 
     x = torch.zeros(1)
     assert_right(export(Model(), (x,)), Model(), x)
+
+
+@pytest.mark.parametrize("exporter", [exporter for exporter in EXPORTERS if exporter != "torchscript"])
+@pytest.mark.parametrize("pool", [lambda x: torch_onnxpool.max_pool(x, 2), torch.nn.MaxPool2d(2, 1)])
+def test_pools_in_branches(pool, exporter):
+    """A subgraph does not say which opsets its model imports."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("table", TABLE)
+
+        def forward(self, x):
+            return torch.cond(x.sum() > 0, lambda x: x + pool(self.table), lambda x: x - 1, (x,))
+
+    x = torch.ones(1)
+    proto = export(Model(), (x,), exporter)
+    for other in (x, -x):
+        assert_right(proto, Model(), other)

@@ -116,6 +116,36 @@ def test_dynamic_sizes(exporter):
         assert_close(run_onnxruntime(proto, [other.numpy()]), outputs_of(Reconstruct(), other))
 
 
+class Reshape(Reconstruct):
+    """To the size of the input, or to one that comes as a tensor."""
+
+    def forward(self, x, output_shape=None):
+        return self.unpool(*self.pool(x), x.shape if output_shape is None else output_shape)
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "program"])
+def test_dynamic_output_shape(exporter):
+    x, sizes = torch.randn(2, 3, 8, 10), {0: torch.export.Dim("N"), 2: torch.export.Dim("H", min=2)}
+    proto = export(Reshape(), (x,), exporter, dynamic_shapes=(sizes,))
+    assert [node.op_type for node in pooling_nodes(proto)] == ["MaxPool", "MaxUnpool"]
+    for other in (x, torch.randn(5, 3, 13, 10)):
+        assert_close(run_onnxruntime(proto, [other.numpy()]), outputs_of(Reshape(), other))
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "program"])
+def test_output_shape_from_outside(exporter):
+    x, shape = torch.randn(2, 3, 8, 10), torch.tensor([2, 3, 9, 11])
+    proto = export(Reshape(), (x, shape), exporter)
+    assert [node.op_type for node in pooling_nodes(proto)] == ["MaxPool", "MaxUnpool"]
+    for other in (shape, torch.tensor([2, 3, 8, 12])):
+        assert_close(run_onnxruntime(proto, [x.numpy(), other.numpy()]), outputs_of(Reshape(), x, other))
+
+
+def test_tracing_warns_of_a_constant_output_shape():
+    with pytest.warns(torch.jit.TracerWarning, match="output_shape .* becomes a constant of the trace"):
+        export(Reshape(), (torch.randn(2, 3, 8, 10),), "torchscript")
+
+
 @pytest.mark.parametrize(("exporter", "dtype", "opset", "rule"), [
     ("torchscript", torch.float32, 8, "exists from opset 9 on, got opset 8"),
     ("dynamo", torch.float32, 8, "exists from opset 9 on, got opset 8"),

@@ -145,7 +145,8 @@ private:
             const int64_t longest[] = {400, has_segments_ ? 120 : 48, has_segments_ ? 24 : 14};
             const int64_t largest = is_wide ? 16 : longest[attributes.rank - 1];
             for (int a = 0; a < attributes.rank; ++a) {
-                shape.push_back(random_.between(1, largest));
+                const bool is_cut = has_segments_ && a == 0 && random_.once_in(4);  // however large its windows are
+                shape.push_back(random_.between(1, is_cut ? std::max<int64_t>(largest, 80) : largest));
                 attributes.axes[a] = {random_.between(1, random_.once_in(4) ? 16 : 5),
                                       random_.between(1, random_.once_in(4) ? 16 : 3), random_.between(1, 3),
                                       random_.between(0, 2), random_.between(0, 2)};

@@ -129,6 +129,33 @@ def test_empty_channels_and_planes(case, shape, device):
         call(case, [torch.ones(shape, device=device)])
 
 
+@pytest.mark.parametrize("rank", [65, 2000])
+@pytest.mark.parametrize("case", EVERY_OPERATOR, ids=lambda c: c.operator)
+def test_more_dimensions_than_torch_usually_has(case, rank, device):
+    with pytest.raises(ValueError, match=rf"^{case.operator}: the number of spatial axes must be .*got {rank - 2}"):
+        call(case, [torch.ones([1] * rank, device=device)])
+
+
+@pytest.mark.parametrize("case", EVERY_OPERATOR, ids=lambda c: c.operator)
+def test_sizes_beyond_any_memory(case, device):
+    x = torch.ones(1, 1, 1, device=device).expand(1, 1, 2**62)
+    with pytest.raises(ValueError, match=rf"^{case.operator}: .*{2**62}"):
+        call(case, [x])
+
+
+NOT_DENSE = {"sparse": torch.Tensor.to_sparse, "mkldnn": torch.Tensor.to_mkldnn,
+             "quantized": lambda x: torch.quantize_per_tensor(x, 1.0, 0, torch.quint8),
+             "nested": lambda x: torch.nested.nested_tensor(list(x))}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*(quantize|nested)")
+@pytest.mark.parametrize(("kind", "convert"), NOT_DENSE.items())
+@pytest.mark.parametrize("case", EVERY_OPERATOR, ids=lambda c: c.operator)
+def test_tensors_that_are_not_dense(case, kind, convert):
+    with pytest.raises(ValueError, match=rf"^{case.operator}: X must be a dense tensor, got X that is .*{kind}"):
+        call(case, [convert(torch.ones(2, 2, 4, 4))])
+
+
 NO_TYPE = [torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn]
 
 

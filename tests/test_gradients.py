@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -272,6 +273,33 @@ def test_functional_hessian(p, device):
     torch.testing.assert_close(ours, hessian(lambda x: (4 * F.avg_pool2d(x.abs().pow(p), 2, 1)).pow(1 / p)))
 
 
+@pytest.mark.parametrize("count_include_pad", [0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_averages_in_segments_whose_rows_are_alike(dtype, count_include_pad, device):
+    """Few channels of long volumes go in segments, and divisors count data that lie in other ones."""
+    case = Case(
+        "AveragePool",
+        (1, 3, 800, 12, 33),
+        {"kernel_shape": [3] * 3, "strides": [2, 3, 3], "pads": [1, 0, 0, 1, 0, 0],
+         "count_include_pad": count_include_pad},
+    )  # fmt: skip
+    x, grad = case.inputs(dtype)[0], grad_output(case, dtype, device)
+    for layout in (torch.contiguous_format, torch.channels_last_3d):
+        data, sent = to_tensor(x, device).to(memory_format=layout), grad.to(memory_format=layout)
+        assert_gradient(case, dtype, data, sent, gradient(case, data, sent))
+
+
+@pytest.mark.parametrize("operator", WINDOWED)
+def test_windows_far_apart(operator, device):
+    """Strides and dilations of any size: the windows that have an element are found without trying all of them."""
+    for n, stride, dilation in itertools.product((1, 7, 600), (1, 6, 97, 128), (1, 4, 96, 128, 10**6)):
+        case = Case(operator, (1, 2, n), {"kernel_shape": [3], "strides": [stride], "dilations": [dilation],
+                                          "pads": [dilation + n, 2 * dilation]})  # fmt: skip
+        x = to_tensor(case.inputs("float64")[0], device)
+        grad = torch.ones_like(call(case, [x]))
+        assert_gradient(case, "float64", x, grad, gradient(case, x, grad))
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_maxima_of_few_elements(layout, device):
     """Strides greater than windows: no window looks at the elements between them, nor at the last ones."""
@@ -349,15 +377,48 @@ def test_functional_gradients(operator, device):
     assert torch.equal(torch.func.vmap(torch.func.grad(lambda sample: loss(sample[None])))(x), leaf.grad)
 
 
+@pytest.mark.parametrize("case", SMALL_AND_SMOOTH, ids=str)
+def test_forward_mode(case, device):
+    """Tangents, forward and of the gradient, for those whose data move."""
+    x = to_tensor(case.inputs("float64")[0], device).requires_grad_()
+    grad = grad_output(case, "float64", device).requires_grad_()
+    fast = x.numel() > 100
+    assert gradcheck(lambda x: call(case, [x]), (x,), fast_mode=fast, check_forward_ad=True, check_backward_ad=False)
+    assert gradgradcheck(
+        lambda x: call(case, [x]), (x,), (grad,), fast_mode=fast, check_fwd_over_rev=True, check_rev_over_rev=False
+    )
+
+
 @pytest.mark.parametrize("operator", WINDOWED + GLOBAL)
-def test_forward_mode_is_refused_not_ignored(operator, device):
-    """A tangent that is dropped would be a silently wrong derivative."""
-    case = Case(operator, (1, 2, 4, 4), {"kernel_shape": [2, 2]} if operator in WINDOWED else {})
-    x = torch.randn(case.shape, device=device)
-    with pytest.raises(NotImplementedError, match=r"forward|jvp"), forward_ad.dual_level():
-        call(case, [forward_ad.make_dual(x, torch.ones_like(x))])
-    with pytest.raises(NotImplementedError, match=r"forward|jvp"):
-        torch.func.jvp(lambda x: call(case, [x]), (x,), (x,))
+def test_functional_tangents(operator, device):
+    """Of both modes of differentiation, and of one over the other."""
+    case = Case(operator, (1, 2, 4, 3), {"kernel_shape": [2, 2]} if operator in WINDOWED else {})
+    x = torch.randn(case.shape, dtype=torch.float64, device=device)
+
+    def function(x):
+        return call(case, [x])
+
+    def loss(x):
+        return function(x).pow(2).sum()
+
+    torch.testing.assert_close(torch.func.jacfwd(function)(x), torch.func.jacrev(function)(x))
+    over_reverse = torch.func.jacfwd(torch.func.grad(loss))(x)
+    torch.testing.assert_close(over_reverse, torch.func.jacrev(torch.func.grad(loss))(x))
+    with forward_ad.dual_level():  # of what comes back only
+        leaf = x.clone().requires_grad_()
+        y = function(leaf)
+        (grad,) = torch.autograd.grad(y, leaf, forward_ad.make_dual(torch.ones_like(y), y.detach()))
+        tangent = forward_ad.unpack_dual(grad).tangent
+    torch.testing.assert_close(tangent, torch.func.vjp(function, x)[1](y.detach())[0])
+
+
+def test_tangents_beside_indices(device):
+    x = torch.randn(1, 2, 4, 4, device=device)
+    (y, indices), (tangent, _) = torch.func.jvp(
+        lambda x: torch_onnxpool.max_pool(x, 2, return_indices=True), (x,), (x * 3,)
+    )
+    assert torch.equal(tangent, y * 3)
+    assert torch.equal(indices, torch_onnxpool.max_pool(x, 2, return_indices=True)[1])
 
 
 def test_data_changed_after_the_forward_pass_are_noticed(device):

@@ -170,6 +170,19 @@ def test_an_int_stands_for_a_list_at_every_rank(operator):
         assert torch.equal(layer(x), lists(x))
 
 
+@pytest.mark.parametrize("operator", WINDOWED)
+def test_integers_of_numpy_are_ints(operator):
+    x = torch.randn(1, 2, 5, 5)
+    layer = getattr(torch_onnxpool, operator)(np.int64(2), strides=np.int32(2), pads=[np.uint8(1)] * 4)
+    plain = getattr(torch_onnxpool, operator)(2, strides=2, pads=[1] * 4)
+    assert repr(layer) == repr(plain)
+    assert torch.equal(layer(x), plain(x))
+    function = getattr(
+        torch_onnxpool, {"AveragePool": "average_pool", "LpPool": "lp_pool", "MaxPool": "max_pool"}[operator]
+    )
+    assert torch.equal(function(x, np.int64(2), strides=np.int32(2), pads=1), plain(x))
+
+
 @pytest.mark.parametrize("operator", LAYERS)
 def test_layers_have_hooks_and_script_in_sequences(operator):
     layer = getattr(torch_onnxpool, operator)(**({"kernel_shape": 2} if operator in WINDOWED else {}))

@@ -14,6 +14,7 @@ from torch.library import opcheck
 import torch_onnxpool
 
 OPS = torch.ops.torch_onnxpool
+FUNCTIONAL = "torch_onnxpool.functional"
 
 # opcheck's compiler test takes a second: it gets the cases that differ in rank, layout or attributes, not in numbers.
 COMPILED = {"1d", "2d", "3d", "4d", "batch 0", "ceil pads", "ceil drops window", "same lower dilations", "large pads",
@@ -151,6 +152,52 @@ def test_tracers_see_onnx_attributes(device):
     assert OPS.average_pool.default in [node.target for node in graph.nodes]
 
 
+@pytest.mark.parametrize("size", [lambda x: x.shape[2:], lambda x: x.size(2), lambda x: [x.size(2), 3]])
+def test_tracing_warns_of_sizes_that_become_constants(size, device):
+    x = torch.randn(1, 2, 4, 4, device=device)
+    with pytest.warns(torch.jit.TracerWarning, match="^kernel_shape .* becomes a constant of the trace"):
+        traced = torch.jit.trace(lambda x: torch_onnxpool.average_pool(x, size(x)), x, check_trace=False)
+    assert torch.equal(traced(x), torch_onnxpool.average_pool(x, size(x)))
+
+
+class PoolAndBack(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pool = torch_onnxpool.MaxPool(2, strides=2, return_indices=True)
+        self.unpool = torch_onnxpool.MaxUnpool(2, strides=2)
+
+    def forward(self, x):
+        y, indices = self.pool(x)
+        return self.unpool(y, indices, x.shape)
+
+
+ZERO_POINT = torch.tensor(3, dtype=torch.uint8)
+MODELS = [
+    *(getattr(torch_onnxpool, operator)(2, strides=[2, 1]) for operator in WINDOWED),
+    *(getattr(torch_onnxpool, operator)() for operator in GLOBAL),
+    torch_onnxpool.QLinearAveragePool([2, 2], 0.5, ZERO_POINT, 0.25, ZERO_POINT),
+    torch_onnxpool.QLinearGlobalAveragePool(0.5, ZERO_POINT, 0.25, ZERO_POINT, channels_last=1),
+    PoolAndBack(),
+]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
+def test_symbolic_traces(model, device):
+    """torch.fx sees a call of the function, for inputs of any rank and with whatever gradient."""
+    model = torch.nn.Sequential(model).to(device)
+    graph = torch.fx.symbolic_trace(model)
+    calls = [node.target for node in graph.graph.nodes if getattr(node.target, "__module__", "") == FUNCTIONAL]
+    assert calls
+    assert all(call in vars(torch_onnxpool).values() for call in calls)
+    for shape in ((2, 3, 6, 7), (1, 2, 5, 4)):
+        x = torch.randint(0, 255, shape, dtype=torch.uint8, device=device)
+        if not type(model[0]).__name__.startswith("QLinear"):
+            x = x.float().requires_grad_()
+        y = graph(x)
+        assert torch.equal(y, model(x))
+        assert y.requires_grad == x.requires_grad
+
+
 # --- fake tensors ----------------------------------------------------------------------------------------------------
 
 
@@ -207,6 +254,54 @@ def test_meta_tensors():
     x = torch.empty(2, 3, 8, 9, device="meta")
     assert torch_onnxpool.average_pool(x, 3, strides=2).shape == (2, 3, 3, 4)
     assert torch_onnxpool.global_lp_pool(x, p=3).shape == (2, 3, 1, 1)
+
+
+REFUSED = {
+    "type": lambda x: torch_onnxpool.average_pool(x.int(), 2),
+    "type of bytes": lambda x: torch_onnxpool.global_max_pool(x.byte()),
+    "rank": lambda x: torch_onnxpool.global_average_pool(x[0, 0]),
+    "too many dimensions": lambda x: torch_onnxpool.max_pool(x.reshape([1] * 62 + [1, 4, 4]), 1),
+    "no channels": lambda x: torch_onnxpool.lp_pool(x[:, :0], 2),
+    "empty plane": lambda x: torch_onnxpool.global_max_pool(x[..., :0]),
+    "p": lambda x: torch_onnxpool.global_lp_pool(x, p=0.5),
+    "quantised type": lambda x: torch_onnxpool.qlinear_global_average_pool(x, *scalars_like(x)),
+    "quantised rank": lambda x: torch_onnxpool.qlinear_average_pool(
+        x[0, 0].byte(), *scalars_like(x), 2, channels_last=1
+    ),
+    "scales": lambda x: torch_onnxpool.qlinear_global_average_pool(x.byte(), x[0, 0, 0], *scalars_like(x)[1:]),
+    "type of a scale": lambda x: torch_onnxpool.qlinear_global_average_pool(
+        x.byte(), x.new_ones(1).double(), *scalars_like(x)[1:]
+    ),
+    "type of a zero point": lambda x: torch_onnxpool.qlinear_global_average_pool(
+        x.byte(), x.new_ones(1), x.new_zeros(1).char(), *scalars_like(x)[2:]
+    ),
+    "flag": lambda x: torch_onnxpool.qlinear_average_pool(x.byte(), *scalars_like(x), 2, channels_last=7),
+    "unpooled type": lambda x: torch_onnxpool.max_unpool(x.byte(), x.long(), 2),
+    "indices": lambda x: torch_onnxpool.max_unpool(x, x, 2),
+}
+
+
+def scalars_like(x: torch.Tensor) -> list[torch.Tensor]:
+    return [x.new_ones(1), x.new_zeros(1).byte()] * 2
+
+
+@pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED)
+def test_tensors_without_data_are_refused_like_real_ones(refused, device):
+    with pytest.raises(ValueError, match=r"^\w+: ") as real:
+        refused(torch.ones(1, 1, 4, 4, device=device))
+    with pytest.raises(ValueError, match=r"^\w+: ") as meta:
+        refused(torch.ones(1, 1, 4, 4, device="meta"))
+    with FakeTensorMode(), pytest.raises(ValueError, match=r"^\w+: ") as fake:
+        refused(torch.ones(1, 1, 4, 4, device=device))
+    assert str(meta.value) == str(fake.value) == str(real.value)
+
+
+@pytest.mark.parametrize("name", ["x_scale", "x_zero_point", "y_scale", "y_zero_point"])
+def test_scalars_without_data(name, device):
+    x = torch.ones(1, 1, 4, dtype=torch.uint8, device=device)
+    given = dict(zip(("x_scale", "x_zero_point", "y_scale", "y_zero_point"), scalars_like(x.float()), strict=True))
+    with pytest.raises(ValueError, match=f"^QLinearGlobalAveragePool: {name} must be on the CPU or on the device of X"):
+        torch_onnxpool.qlinear_global_average_pool(x, **given | {name: given[name].to("meta")})
 
 
 @pytest.mark.parametrize("attributes", [{"kernel_shape": [0, 2]}, {"kernel_shape": [9, 9]}, {"kernel_shape": [2]},
@@ -388,8 +483,11 @@ def test_gradient_of_vmap(case, device):
 
 
 def test_vmap_of_empty_batches(device):
-    x = torch.randn(4, 0, 2, 3, 3, device=device)
-    assert torch.func.vmap(lambda x: torch_onnxpool.average_pool(x, 2))(x).shape == (4, 0, 2, 2, 2)
+    for samples, batch in ((4, 0), (0, 4), (0, 0)):
+        x = torch.randn(samples, batch, 2, 3, 3, device=device)
+        assert torch.func.vmap(lambda x: torch_onnxpool.average_pool(x, 2))(x).shape == (samples, batch, 2, 2, 2)
+        results = torch.func.vmap(lambda x: torch_onnxpool.max_pool(x, 2, return_indices=True))(x)
+        assert [result.shape for result in results] == [(samples, batch, 2, 2, 2)] * 2
 
 
 @pytest.mark.parametrize("case", [c for c in VMAPPED if not c.differentiable], ids=lambda c: c.operator)

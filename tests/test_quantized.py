@@ -218,3 +218,43 @@ def test_buffers_are_loaded_and_moved():
     other.load_state_dict(one.state_dict())
     x = torch.randint(0, 255, (1, 2, 3, 4), dtype=torch.uint8)
     assert torch.equal(one(x), other(x))
+
+
+def test_numbers_are_scales():
+    layer = torch_onnxpool.QLinearGlobalAveragePool(2, np.uint8(3), np.float64(0.5), np.uint8(5))
+    assert (layer.x_scale.item(), layer.y_scale.item()) == (2, 0.5)
+    assert layer.x_scale.dtype == layer.y_scale.dtype == torch.float32
+
+
+def test_scales_stay_float32():
+    """Whatever a model is converted to, with or without values."""
+    layer = torch_onnxpool.QLinearGlobalAveragePool(0.1, np.uint8(3), 0.3, np.uint8(5))
+    x = torch.randint(0, 255, (1, 2, 3, 4), dtype=torch.uint8)
+    wanted = layer(x)
+    for convert in (torch.nn.Module.half, torch.nn.Module.double, lambda m: m.to(torch.bfloat16)):
+        assert torch.equal(convert(torch.nn.Sequential(layer))(x), wanted)
+        assert layer.x_scale.dtype == layer.y_scale.dtype == torch.float32
+
+
+def test_layers_without_data():
+    with torch.device("meta"):
+        layer = torch_onnxpool.QLinearGlobalAveragePool(0.5, np.uint8(3), 0.25, np.uint8(5))
+    assert "x_scale=?" in repr(layer)
+    full = torch_onnxpool.QLinearGlobalAveragePool(0.5, np.uint8(3), 0.25, np.uint8(5))
+    layer = layer.to_empty(device="cpu")
+    layer.load_state_dict(full.state_dict())
+    assert repr(layer) == repr(full)
+    assert "y_zero_point=?" in repr(full.to("meta"))
+
+
+def test_zero_points_of_two_types_are_refused():
+    with pytest.raises(ValueError, match=r"^QLinearGlobalAveragePool: zero points .* got .*uint8 .*int8"):
+        torch_onnxpool.QLinearGlobalAveragePool(0.5, np.uint8(3), 0.25, np.int8(5))
+
+
+def test_zero_points_of_another_type_are_not_loaded():
+    """-3 would become 253."""
+    layer = torch_onnxpool.QLinearGlobalAveragePool(0.5, np.uint8(3), 0.25, np.uint8(5))
+    state = {**layer.state_dict(), "x_zero_point": torch.tensor(-3, dtype=torch.int8)}
+    with pytest.raises(RuntimeError, match=r"x_zero_point must be of type torch.uint8, got torch.int8"):
+        layer.load_state_dict(state)

@@ -18,7 +18,7 @@ from cases import FLOATS, LAYOUTS, UNPOOL_CASES, Case, fill, unpooled_shape
 from tensors import arrange, call, to_array, to_tensor
 from test_forward import assert_layout_follows
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.autograd import gradcheck, gradgradcheck
 from torch.library import opcheck
 
 import torch_onnxpool
@@ -161,10 +161,13 @@ def test_functional_gradients(case, device):
     assert torch.equal(torch.func.grad(loss)(x), leaf.grad)
 
 
-def test_forward_mode_is_refused_not_ignored(device):
-    x, indices = inputs_of(SMALL[0], "float32", device)
-    with pytest.raises(NotImplementedError, match=r"forward|jvp"), forward_ad.dual_level():
-        call(SMALL[0], [forward_ad.make_dual(x, x), indices])
+@small_case
+def test_forward_mode(case, device):
+    x, indices = inputs_of(case, "float64", device)
+    grad = torch.randn(unpooled_shape(case), dtype=torch.float64, device=device, requires_grad=True)
+    x.requires_grad_()
+    assert gradcheck(lambda x: call(case, [x, indices]), (x,), check_forward_ad=True, check_backward_ad=False)
+    assert gradgradcheck(lambda x: call(case, [x, indices]), (x,), (grad,), check_fwd_over_rev=True)
 
 
 def test_no_graph_where_none_is_wanted(device):
@@ -371,3 +374,47 @@ def test_attributes_and_defaults_are_onnxs():
         names - {"kernel_shape"}
     )
     assert repr(MaxUnpool([2, 2], strides=2)) == "MaxUnpool(kernel_shape=[2, 2], strides=2)"
+
+
+@pytest.mark.parametrize("index", [4, 5, 7, 8, 2**40])
+def test_samples_do_not_reach_into_each_other(index, device):
+    """Under vmap samples are one batch, in which an index outside of its own sample may be inside another one."""
+    x = torch.ones(3, 1, 1, 2, device=device)
+    for sample in range(3):
+        indices = torch.tensor([0, 1], device=device).repeat(3, 1, 1, 1)
+        indices[sample, 0, 0, 1] = index
+        with pytest.raises(ValueError, match=r"^MaxUnpool: I must name elements of the output"):
+            torch.func.vmap(lambda x, i: max_unpool(x, i, 2, strides=2))(x, indices)
+
+
+def as_large_as(x: torch.Tensor) -> torch.Tensor:
+    y, indices = max_pool(x, 2, strides=2, return_indices=True)
+    return max_unpool(y, indices, 2, strides=2, output_shape=x.shape)
+
+
+def test_an_output_as_large_as_an_input_of_any_size(device):
+    """One graph for all sizes."""
+    torch._dynamo.reset()
+    compiled = torch.compile(as_large_as, fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for size in ((2, 3, 8, 9), (3, 2, 11, 5), (4, 5, 6, 7)):
+            x = torch.randn(size, device=device, requires_grad=True)
+            same_x = x.detach().clone().requires_grad_()
+            for y in (compiled(x), as_large_as(same_x)):
+                assert y.shape == size
+                y.pow(2).sum().backward()
+            assert torch.equal(x.grad, same_x.grad)
+
+
+def test_the_other_tensor_without_data(device):
+    x, indices = torch.ones(1, 1, 2, device=device), torch.zeros(1, 1, 2, dtype=torch.int64, device="meta")
+    for tensors in ((x, indices), (x.to("meta"), indices.new_zeros(1, 1, 2, device=device))):
+        with pytest.raises(ValueError, match=r"^MaxUnpool: I must be on the device of X, .*, got I on "):
+            max_unpool(*tensors, 2)
+
+
+def test_sizes_beyond_64_bits(device):
+    x = torch.ones(1, 1, 1, device=device).expand(1, 1, 2**34)
+    indices = torch.zeros(1, 1, 1, dtype=torch.int64, device=device).expand(1, 1, 2**34)
+    with pytest.raises(ValueError, match=r"^MaxUnpool: the output must be addressable in 64 bits, got strides"):
+        max_unpool(x, indices, 2, strides=2**31 - 1)

@@ -204,6 +204,14 @@ def test_open_dimensions_and_nodes_behind_the_last_pool(tmp_path, capsys):
     assert "1×3×224×224" in out
 
 
+@pytest.mark.parametrize("size", [0, -1])
+def test_sizes_that_say_nothing_are_open(tmp_path, capsys, size):
+    path = save(tmp_path / "m.onnx", [max_pool()], shape=[size, 3, size, size])
+    code, out, _ = run(capsys, path)
+    assert code == 0, out
+    assert "1×3×224×224" in out
+
+
 def test_external_weights(tmp_path, capsys):
     nodes = [
         helper.make_node("Conv", ["X", "w"], ["c"]),
@@ -222,6 +230,14 @@ def test_seed(tmp_path):
     first, same, other = ([r.differences for r in verify.Model(path).compare(seed=seed)] for seed in (1, 1, 2))
     assert first == same
     assert first != other
+
+
+@pytest.mark.parametrize("seed", ["-1", "0.5", "x"])
+def test_seeds_are_not_negative(tmp_path, capsys, seed):
+    with pytest.raises(SystemExit) as stopped:
+        run(capsys, save(tmp_path / "m.onnx", [max_pool()]), f"--seed={seed}")
+    assert stopped.value.code == 2
+    assert "must be an integer >= 0" in capsys.readouterr().err
 
 
 def test_no_pools(tmp_path, capsys):

@@ -307,6 +307,7 @@ def _check_inputs(operator: Operator, X: Tensor, *, channels_last: int = 0, **ot
 
     A tensor without data may be among those that have some: then nothing is computed.
     """
+    _C.check_attributes(operator.onnx_name, 1, [1], channels_last=channels_last)
     known = [size if isinstance(size, int) else 1 for size in X.shape]
     _C.check_input(operator.onnx_name, _type_name(X), known, channels_last=bool(channels_last))
     for name, other in others.items():

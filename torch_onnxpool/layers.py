@@ -14,7 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from torch_onnxpool import _C, functional
-from torch_onnxpool._arguments import DEFAULTS, LISTS, as_list, check_return_indices, is_integer_scalar, refuse_wrong_types
+from torch_onnxpool._arguments import (
+    DEFAULTS,
+    LISTS,
+    as_list,
+    check_return_indices,
+    is_integer_scalar,
+    refuse_wrong_types,
+)
 from torch_onnxpool.functional import Ints
 
 __all__ = [

@@ -69,7 +69,9 @@ def _vector(graph: Graph, sizes: Sequence) -> Any:
         return graph.constant(np.array(sizes, np.int64))
     one = graph.constant(np.array([1], np.int64))
     parts = [
-        graph.constant(np.array([size], np.int64)) if isinstance(size, int) else graph.node("Reshape", [size, one], {})[0]
+        graph.constant(np.array([size], np.int64))
+        if isinstance(size, int)
+        else graph.node("Reshape", [size, one], {})[0]
         for size in sizes
     ]
     return graph.node("Concat", parts, {"axis": 0})[0]
