@@ -321,13 +321,16 @@ def test_an_empty_window_is_zero_even_beside_nan(dtype, device):
                                         {"kernel_shape": [2**31 - 1], "auto_pad": "SAME_UPPER"},
                                         {"kernel_shape": [2], "dilations": [2**31 - 1], "auto_pad": "SAME_LOWER"},
                                         {"kernel_shape": [1], "strides": [2**31 - 1]},
+                                        {"kernel_shape": [1], "strides": [2**30], "pads": [0, 2**31 - 4]},
                                         {"kernel_shape": [2**31 - 1], "pads": [2**30, 2**30 - 2]}])  # fmt: skip
 def test_the_largest_attributes_are_quick(operator, attributes, device):
     """Taps outside the input are never visited."""
-    x = torch.ones(1, 1, 3, device=device)
+    x = torch.ones(1, 1, 3, device=device, requires_grad=True)
     y = call(Case(operator, (1, 1, 3), attributes), [x])
     assert y.numel() <= 3
     assert bool(y.isfinite().all())
+    y.sum().backward()
+    assert bool(x.grad.isfinite().all())
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
@@ -361,3 +364,13 @@ def test_more_dimensions_than_anyone_needs(device):
     case = Case("MaxPool", tuple(x.shape), {"kernel_shape": [2] * 8})
     assert torch.equal(call(case, [x]).flatten(), x.flatten(2).max(2).values.flatten())
     torch.testing.assert_close(torch_onnxpool.global_average_pool(x).flatten(), x.flatten(2).mean(2).flatten())
+
+
+@pytest.mark.parametrize("operator", WINDOWED)
+def test_images_that_overlap_in_memory(operator, device):
+    """The last channels of one image begin where the first ones of the next one do."""
+    shape, strides = (2, 600, 3, 3), (512, 1, 6000, 2000)
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    x = torch.randn(elements, device=device).as_strided(shape, strides)
+    case = Case(operator, shape, {"kernel_shape": [2, 2]})
+    assert torch.equal(call(case, [x]), call(case, [x.contiguous()]))
