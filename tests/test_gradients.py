@@ -278,7 +278,7 @@ def test_averages_in_segments_whose_rows_are_alike(count_include_pad, device):
     """Few channels of long volumes go in segments, and divisors count data that lie in other ones."""
     x = torch.randn(1, 3, 800, 12, 33, dtype=torch.float64, device=device)
     for layout in (torch.contiguous_format, torch.channels_last_3d):
-        leaf = x.to(memory_format=layout).requires_grad_()
+        leaf = x.clone(memory_format=layout).requires_grad_()
         y = torch_onnxpool.average_pool(
             leaf, 3, strides=[2, 3, 3], pads=[1, 0, 0, 1, 0, 0], count_include_pad=count_include_pad
         )
