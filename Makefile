@@ -81,10 +81,12 @@ $(environment): requirements-dev.txt
 	$(bin)/python -m pip install -r requirements-dev.txt
 	touch $@
 
-# A checkout holds one build. --no-deps: all that the package needs is pinned above, nothing is left for pip to choose.
+# A checkout holds one build. What takes minutes is compiled before pip, which would not show how far it is. --no-deps:
+# all that the package needs is pinned above, nothing is left for pip to choose.
 $(package): $(environment) setup.py pyproject.toml $(native)
 	rm -f $(VENV)/.package-installed-*
 	[[ "$(TORCH_ONNXPOOL_CUDA)" != 1 ]] || command -v nvcc || $(bin)/python -m pip install -r requirements-nvcc.txt
-	TORCH_ONNXPOOL_ABI=$(or $(TORCH_ONNXPOOL_ABI),stable) TORCH_ONNXPOOL_CUDA=$(or $(TORCH_ONNXPOOL_CUDA),auto) \
-		$(bin)/python -m pip install --no-build-isolation --no-deps --editable .
+	export TORCH_ONNXPOOL_ABI=$(or $(TORCH_ONNXPOOL_ABI),stable) TORCH_ONNXPOOL_CUDA=$(or $(TORCH_ONNXPOOL_CUDA),auto); \
+	$(bin)/python setup.py --quiet build_ext; \
+	$(bin)/python -m pip install --no-build-isolation --no-deps --editable .
 	touch $@

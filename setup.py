@@ -20,7 +20,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
@@ -223,7 +224,10 @@ def is_current(output: Path, command: list[str]) -> bool:
 
 
 class Build(build_ext):
-    """Compiles the sources side by side, and only those for which something changed."""
+    """Compiles the sources side by side, and only those for which something changed; says how far it is.
+
+    Through pip, what it says is to be seen with `pip install -v` only.
+    """
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -240,17 +244,28 @@ class Build(build_ext):
         compiler = [extension.compiler] if extension.compiler else self.compiler.compiler_so_cxx
         linker = [extension.compiler, "-shared"] if extension.compiler else self.compiler.linker_so_cxx
 
-        def compile_unit(unit: Unit) -> str:
+        def say(text: str) -> None:
+            print(f"{extension.name}: {text}", file=sys.stderr, flush=True)
+
+        def compile_unit(unit: Unit) -> tuple[str, float]:
+            started = time.monotonic()
             output = Path(self.build_temp, unit.object_file)
             command = [*compiler, *unit.flags, "-c", unit.source, "-o", str(output)]
             if not is_current(output, command):
                 output.parent.mkdir(parents=True, exist_ok=True)
                 self.spawn([*command, "-MD", "-MF", str(output.with_suffix(".d"))])
                 output.with_suffix(".command").write_text(shlex.join(command))
-            return str(output)
+            return str(output), time.monotonic() - started
 
+        count = len(extension.units)
+        say(f"{count} files to compile, those that take longest first, on {os.cpu_count()} cores")
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compile_unit, extension.units))
+            compilations = [pool.submit(compile_unit, unit) for unit in extension.units]
+            for number, compilation in enumerate(as_completed(compilations), 1):
+                output, seconds = compilation.result()
+                if seconds >= 1:
+                    say(f"{number} of {count}, {Path(output).stem}: {seconds:.0f} s")
+        objects = [compilation.result()[0] for compilation in compilations]
         library = Path(self.get_ext_fullpath(extension.name))
         library.parent.mkdir(parents=True, exist_ok=True)
         self.spawn([*linker, *objects, *extension.link_flags, "-o", str(library)])

@@ -2,7 +2,7 @@
 
 A gradient is stated once, by an ``Operator``, and serves three routes: the formula registered with the dispatcher (when
 compiling or tracing), ``PlainPoolFunction`` in eager mode (a third of the price per call), and ``PoolFunction`` for who
-watches it: functorch's transforms, modes and subclasses.
+watches it: functorch's transforms, forward-mode derivatives, modes and subclasses.
 Autocast needs nothing: every type is computed in at least float32.
 
 Every native operator has two overloads. ``default`` takes ONNX's attributes as its arguments and is what compilers,

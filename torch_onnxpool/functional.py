@@ -152,8 +152,8 @@ def max_pool(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Maximum of each window, as ONNX MaxPool; with ``return_indices=True`` also where it is.
 
-    Padding never competes. NaN wins over everything. A window without data gives the type's lowest finite value.
-    Indices are int64 and flat over the whole tensor, ``(n * C + c) * D1 * ... * Dr + inner``, where ``inner`` is
+    Padding never competes. NaN wins over everything. A window without data gives the type's lowest finite value. Of 0 and
+    -0, which are equal, either may be the result. Indices are int64 and flat over the whole tensor, ``(n * C + c) * D1 * ... * Dr + inner``, where ``inner`` is
     row-major or, with ``storage_order=1``, has the first spatial axis fastest. Of equal maxima the first in row-major
     order is named; a window without data has index -1. The gradient goes to the element that the index names.
 
@@ -200,7 +200,8 @@ def max_unpool(
         X: ``[N, C, D1, ..., Dr]`` of float16, bfloat16, float32 or float64.
         I: int64, of X's shape: indices flat over the whole output, row-major. Outside of it they are an error.
         kernel_shape, pads, strides: those of the pooling that is undone, as in :func:`average_pool`.
-        output_shape: ``[N, C, ...]``, all dimensions of the output, as a list or a tensor of int64.
+        output_shape: ``[N, C, ...]``, all dimensions of the output, as a list or a tensor of int64. Sizes that are open
+            when compiling or exporting stay so, but for the TorchScript exporter.
 
     Opsets: 9, 11, 22 (bfloat16).
     """
