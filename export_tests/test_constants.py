@@ -122,7 +122,7 @@ def test_pools_in_branches(pool, exporter):
         def forward(self, x):
             return torch.cond(x.sum() > 0, lambda x: x + pool(self.table), lambda x: x - 1, (x,))
 
-    x = torch.ones(1)
-    proto = export(Model(), (x,), exporter)
+    x = torch.ones(2, 3, 5, 6)
+    proto = export(Model().eval(), (x,), exporter)
     for other in (x, -x):
         assert_right(proto, Model(), other)

@@ -282,8 +282,10 @@ def _chosen_shape(value: ValueInfoProto, named_sizes: dict[str, int]) -> list[in
     if not value.type.tensor_type.HasField("shape"):
         raise VerificationError(f"input {value.name!r} has no shape: give it with --input")
     dimensions = value.type.tensor_type.shape.dim
-    # Some exporters write 0 or -1 for a size that is open.
-    rank, is_open = len(dimensions), [dimension.dim_value < 1 for dimension in dimensions]
+    sizes = [dimension.dim_value if dimension.HasField("dim_value") else -1 for dimension in dimensions]
+    if 0 in sizes:
+        raise VerificationError(f"input {value.name!r} is empty: its shape is {sizes}")
+    rank, is_open = len(sizes), [size < 0 for size in sizes]  # -1 is what some exporters write
 
     def usual_size(axis: int) -> int:
         if axis == 0:
