@@ -304,6 +304,13 @@ def test_unpool_shape():
     assert ledger.rows_for(without_shape) == ()
 
 
+@pytest.mark.parametrize("shape", [(1, 2, 6), (1, 2, 6, 6, 6)])
+def test_shapes_of_another_rank_are_refused(shape):
+    node = make_node("MaxPool", 1, kernel_shape=[2, 2])
+    with pytest.raises(ValueError, match=rf"^MaxPool: X must have the 2 spatial axes .* got X of shape \[{shape[0]}, "):
+        ledger.rows_for(node, 22, input_shape=shape)
+
+
 def inferred_shape(example: Example) -> list[int]:
     output = onnx.shape_inference.infer_shapes(example.model).graph.output[0]
     return [size.dim_value for size in output.type.tensor_type.shape.dim]

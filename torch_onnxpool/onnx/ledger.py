@@ -164,11 +164,19 @@ def rows_for(
         input_shape, element_type, values: of X. `values` gives all three.
         engine: only the rows in which this engine (ONNXRUNTIME, REFERENCE, SHAPE_INFERENCE, TORCH) differs.
         engine_version: only those in which this release of the engine does.
+
+    Raises:
+        ValueError: for a node that is not legal, and a shape of another rank than its kernel's.
     """
     if isinstance(node, NodeProto):
         node = parse(node, opset_version)
     if values is not None:
         input_shape, element_type = values.shape, type_name(values.dtype)
+    if None not in (input_shape, node.spatial_rank) and len(input_shape) != 2 + node.spatial_rank:
+        raise ValueError(
+            f"{node.op_type}: X must have the {node.spatial_rank} spatial axes of kernel_shape, got X of shape "
+            f"{list(input_shape)}"
+        )
     subject = Subject(node, None if input_shape is None else tuple(input_shape), element_type, values)
 
     def differs(row: Row) -> bool:
