@@ -152,10 +152,11 @@ def max_pool(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Maximum of each window, as ONNX MaxPool; with ``return_indices=True`` also where it is.
 
-    Padding never competes. NaN wins over everything. A window without data gives the type's lowest finite value. Of 0 and
-    -0, which are equal, either may be the result. Indices are int64 and flat over the whole tensor, ``(n * C + c) * D1 * ... * Dr + inner``, where ``inner`` is
-    row-major or, with ``storage_order=1``, has the first spatial axis fastest. Of equal maxima the first in row-major
-    order is named; a window without data has index -1. The gradient goes to the element that the index names.
+    Padding never competes. NaN wins over everything. A window without data gives the type's lowest finite value. Of 0
+    and -0, which are equal, either may be the result. Indices are int64 and flat over the whole tensor,
+    ``(n * C + c) * D1 * ... * Dr + inner``, where ``inner`` is row-major or, with ``storage_order=1``, has the first
+    spatial axis fastest. Of equal maxima the first in row-major order is named; a window without data has index -1. The
+    gradient goes to the element that the index names.
 
     Args:
         X: ``[N, C, D1, ..., Dr]`` of float16, bfloat16, float32, float64, int8 or uint8.
