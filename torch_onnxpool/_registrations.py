@@ -211,56 +211,59 @@ def _at_indices(x: Tensor, indices: Tensor, storage_order: int) -> Tensor:
     return torch.where(indices < 0, 0, x.reshape(-1)[indices.clamp(min=0)])
 
 
-def _second_gradient_of_norm(
-    operator: Operator, grad_grad_X: Tensor, grad_Y: Tensor, X: Tensor, Y: Tensor, p: float = 2, **window: Any
-) -> tuple[Tensor, ...]:
-    """The gradients of ``sign(X) |X|^(p-1) * (sum over windows of grad_Y / Y^(p-1))`` by grad_Y, X and Y.
+class _NormGradient:
+    """The gradient of a norm as a composition, from which its derivatives come.
 
-    Sums over windows are averages times the number of data. A window of zeros and, for p < 2, a zero have no slope. All
-    is float64, but unlike the norm and its gradient not safe from powers beyond its range.
+    ``grad_X = sign(X) |X|^(p-1) * (sum over windows of grad_Y / Y^(p-1))``. Sums over windows are averages times the
+    number of data. A window of zeros and, for p < 2, a zero have no slope. All is float64, but unlike the norm and its
+    gradient not safe from powers beyond its range.
     """
-    types = grad_Y.dtype, X.dtype, Y.dtype
-    grad_grad_X, grad_Y, X, Y = (tensor.double() for tensor in (grad_grad_X, grad_Y, X, Y))
-    average = OPERATORS[operator.name.replace("lp", "average")]
-    count = dispatch(operator, (torch.ones_like(X),), {**window, "p": 1})
-    inverse_Y = Y.masked_fill(Y == 0, math.inf).reciprocal()
-    slope = inverse_Y ** (p - 1)
-    size = X.abs() if p >= 2 else X.abs().masked_fill(X == 0, math.inf)
 
-    by_grad_Y = slope * count * dispatch(average, (grad_grad_X * X.sign() * X.abs() ** (p - 1),), window)
-    by_X = grad_grad_X * (p - 1) * size ** (p - 2) * average.gradient(grad_Y * slope * count, X, **window)
-    by_Y = (1 - p) * grad_Y * inverse_Y * by_grad_Y
-    return tuple(gradient.to(dtype) for gradient, dtype in zip((by_grad_Y, by_X, by_Y), types))
+    def __init__(self, operator: Operator, X: Tensor, Y: Tensor, p: float = 2, **window: Any) -> None:
+        self.p, self._window, self._X = p, window, X.double()
+        self._average = OPERATORS[operator.name.replace("lp", "average")]
+        self._count = dispatch(operator, (torch.ones_like(self._X),), {**window, "p": 1})
+        size = self._X.abs()
+        self.power = self._X.sign() * size ** (p - 1)
+        self.slope_of_power = (p - 1) * (size if p >= 2 else size.masked_fill(size == 0, math.inf)) ** (p - 2)
+        self.inverse_Y = Y.double().masked_fill(Y == 0, math.inf).reciprocal()
+        self.inverse_power = self.inverse_Y ** (p - 1)
+
+    def sum_of_data(self, value: Tensor) -> Tensor:
+        """For each window."""
+        return self._count * dispatch(self._average, (value,), self._window)
+
+    def sum_of_windows(self, value: Tensor) -> Tensor:
+        """For each element."""
+        return self._average.gradient(value * self._count, self._X, **self._window)
+
+
+def _second_gradient_of_norm(
+    operator: Operator, grad_grad_X: Tensor, grad_Y: Tensor, X: Tensor, Y: Tensor, **attributes: Any
+) -> tuple[Tensor, ...]:
+    """The gradients of a norm's gradient by grad_Y, X and Y."""
+    norm = _NormGradient(operator, X, Y, **attributes)
+    grad_grad, grad = grad_grad_X.double(), grad_Y.double()
+    by_grad_Y = norm.inverse_power * norm.sum_of_data(grad_grad * norm.power)
+    by_X = grad_grad * norm.slope_of_power * norm.sum_of_windows(grad * norm.inverse_power)
+    by_Y = (1 - norm.p) * grad * norm.inverse_Y * by_grad_Y
+    return tuple(by.to(tensor.dtype) for by, tensor in zip((by_grad_Y, by_X, by_Y), (grad_Y, X, Y)))
 
 
 def _tangent_of_norms_gradient(
-    operator: Operator,
-    tangents: Sequence[Tensor | None],
-    grad_Y: Tensor,
-    X: Tensor,
-    Y: Tensor,
-    p: float = 2,
-    **window: Any,
+    operator: Operator, tangents: Sequence[Tensor | None], grad_Y: Tensor, X: Tensor, Y: Tensor, **attributes: Any
 ) -> Tensor:
-    """The derivative of the same in a direction of grad_Y, X and Y."""
-    dtype = X.dtype
-    grad_Y, X, Y = (tensor.double() for tensor in (grad_Y, X, Y))
+    """Its derivative in a direction of grad_Y, X and Y."""
+    norm = _NormGradient(operator, X, Y, **attributes)
+    grad = grad_Y.double()
     by_grad_Y, by_X, by_Y = (
         torch.zeros_like(tensor) if tangent is None else tangent.double()
-        for tangent, tensor in zip(tangents, (grad_Y, X, Y))
+        for tangent, tensor in zip(tangents, (grad, X, grad))
     )
-    average = OPERATORS[operator.name.replace("lp", "average")]
-    count = dispatch(operator, (torch.ones_like(X),), {**window, "p": 1})
-    inverse_Y = Y.masked_fill(Y == 0, math.inf).reciprocal()
-    slope = inverse_Y ** (p - 1)
-    size = X.abs() if p >= 2 else X.abs().masked_fill(X == 0, math.inf)
-
-    def from_windows(value: Tensor) -> Tensor:  # their sum, for each element
-        return average.gradient(value * count, X, **window)
-
-    sent = from_windows(slope * (by_grad_Y + (1 - p) * inverse_Y * grad_Y * by_Y))
-    tangent = X.sign() * X.abs() ** (p - 1) * sent + (p - 1) * size ** (p - 2) * by_X * from_windows(slope * grad_Y)
-    return tangent.to(dtype)
+    sent = norm.inverse_power * (by_grad_Y + (1 - norm.p) * norm.inverse_Y * grad * by_Y)
+    tangent = norm.power * norm.sum_of_windows(sent)
+    tangent = tangent + norm.slope_of_power * by_X * norm.sum_of_windows(norm.inverse_power * grad)
+    return tangent.to(X.dtype)
 
 
 # ---- Fake kernels: shapes and layouts, never a guard on a size ----
