@@ -177,10 +177,8 @@ def test_integers_of_numpy_are_ints(operator):
     plain = getattr(torch_onnxpool, operator)(2, strides=2, pads=[1] * 4)
     assert repr(layer) == repr(plain)
     assert torch.equal(layer(x), plain(x))
-    function = getattr(
-        torch_onnxpool, {"AveragePool": "average_pool", "LpPool": "lp_pool", "MaxPool": "max_pool"}[operator]
-    )
-    assert torch.equal(function(x, np.int64(2), strides=np.int32(2), pads=1), plain(x))
+    attributes = {"kernel_shape": np.int64(2), "strides": np.int32(2), "pads": 1}
+    assert torch.equal(call(Case(operator, (), attributes), [x]), plain(x))
 
 
 @pytest.mark.parametrize("operator", LAYERS)

@@ -52,10 +52,13 @@ def is_integer_scalar(value: Any) -> bool:
     """Whether it can stand for a list; numpy's arrays and tensors of one element have dimensions."""
     if isinstance(value, int):
         return True
-    try:
-        return hasattr(value, "__index__") and not getattr(value, "shape", ()) and index(value) is not None
-    except (RuntimeError, TypeError):  # a number with a fraction
+    if getattr(value, "shape", ()):
         return False
+    try:
+        index(value)
+    except (RuntimeError, TypeError):  # no number, or one with a fraction
+        return False
+    return True
 
 
 def _warn_of_constants(name: str, values: Sequence[Any]) -> None:

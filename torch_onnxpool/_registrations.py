@@ -126,17 +126,16 @@ class Operator:
     def backward_inputs(self) -> int:
         return 1 + self.inputs + (self.gradient_needs is not None)
 
-    def remember(self, ctx: Any, tensors: Sequence[Tensor], result: Any) -> None:
-        """Saves what the gradient wants of the forward pass."""
-        ctx.save_for_backward(*self.kept_for_gradient(tensors, result))
+    def remember(self, ctx: Any, tensors: Sequence[Tensor], result: Any) -> Sequence[Tensor]:
+        """Saves what the gradient wants of the forward pass, which it returns."""
         if self.gives_indices:
+            kept = (*tensors, result[1])
             ctx.mark_non_differentiable(result[1])
             ctx.set_materialize_grads(False)  # torch would fill as many zeros for Indices
-
-    def kept_for_gradient(self, tensors: Sequence[Tensor], result: Any) -> Sequence[Tensor]:
-        if self.gives_indices:
-            return (*tensors, result[1])
-        return (*tensors, result) if self.gradient_needs == "Y" else tensors
+        else:
+            kept = (*tensors, result) if self.gradient_needs == "Y" else tensors
+        ctx.save_for_backward(*kept)
+        return kept
 
     def with_gradient_needs(self, kept: Sequence[Tensor], attributes: dict[str, Any]) -> Sequence[Tensor]:
         """The same where a maximum was not asked where it is."""
@@ -305,27 +304,19 @@ def _type_name(x: Tensor) -> str:
     return x.type().rpartition(".")[2].removesuffix("Tensor")
 
 
-def _check_inputs(operator: Operator, X: Tensor, *, channels_last: int = 0, **others: Tensor) -> None:
-    """ValueError for what the C++ side refuses, as far as it is known; for real tensors it looks for itself.
-
-    A tensor without data may be among those that have some: then nothing is computed.
-    """
-    _C.check_attributes(operator.onnx_name, 1, [1], channels_last=channels_last)
+def _check_input(operator: Operator, X: Tensor, channels_last: int = 0) -> None:
+    """ValueError for what the C++ side refuses, as far as it is known; of real tensors it sees everything itself."""
     known = [size if isinstance(size, int) else 1 for size in X.shape]
     _C.check_input(operator.onnx_name, _type_name(X), known, channels_last=bool(channels_last))
-    for name, other in others.items():
-        if other.device != X.device:
-            raise ValueError(
-                f"{operator.onnx_name}: {name} must be on the device of X, {X.device}, got {name} on {other.device}"
-            )
 
 
 def _pooled_shape(operator: Operator, shape: Sequence, kernel_shape: Sequence[int] = (), **attributes: Any) -> list:
     """The output's shape for an input of ``shape`` [N, C, D1, ..., Dr]; the C++ side checks what is known."""
+    rank = len(shape) - 2
+    ones = [1] * rank
+    _C.check_attributes(operator.onnx_name, rank, kernel_shape if operator.windowed else ones, **attributes)
     if not operator.windowed:
-        _C.check_attributes(operator.onnx_name, len(shape) - 2, [1] * (len(shape) - 2), **attributes)
-        return [*shape[:2], *[1] * (len(shape) - 2)]
-    _C.check_attributes(operator.onnx_name, len(shape) - 2, kernel_shape, **attributes)
+        return [*shape[:2], *ones]
     window = {name: value for name, value in attributes.items() if name in WINDOW_ATTRIBUTES}
     if all(isinstance(size, int) for size in shape):  # then C++ can tell whether the window fits
         resolve_axes(operator.onnx_name, shape, kernel_shape, **window)
@@ -362,7 +353,7 @@ def _unpooled_shape(
 def _register_fake_forward(operator: Operator) -> None:
     @torch.library.register_fake(_qualified(operator.name))
     def fake(X: Tensor, *kernel_shape: Sequence[int], **attributes: Any):
-        _check_inputs(operator, X)
+        _check_input(operator, X)
         shape = _pooled_shape(operator, X.shape, *kernel_shape, **attributes)
         Y = _empty_like_layout(X, shape, X.dtype)
         return (Y, _empty_like_layout(X, shape, torch.int64)) if operator.gives_indices else Y
@@ -370,12 +361,14 @@ def _register_fake_forward(operator: Operator) -> None:
 
 @torch.library.register_fake(_qualified("max_unpool"))
 def _fake_unpool(X: Tensor, I: Tensor, kernel_shape: Sequence[int], **attributes: Any) -> Tensor:  # noqa: E741
-    _check_inputs(OPERATORS["max_unpool"], X, I=I)
+    _check_input(OPERATORS["max_unpool"], X)
     shape = _unpooled_shape(X.shape, kernel_shape, **attributes)
     if I.dim() != X.dim() or any(_certain(a != b) for a, b in zip(I.shape, X.shape)):
         raise ValueError(f"MaxUnpool: I must have the shape {list(X.shape)}, got I of shape {list(I.shape)}")
     if I.dtype != torch.int64:
         raise ValueError(f"MaxUnpool: I must be of type Long, got I of type {_type_name(I)}")
+    if I.device != X.device:
+        raise ValueError(f"MaxUnpool: I must be on the device of X, {X.device}, got I on {I.device}")
     return _empty_like_layout(X, shape, X.dtype)
 
 
@@ -395,7 +388,8 @@ def _check_scalar(operator: Operator, name: str, scalar: Tensor, X: Tensor) -> N
 def _register_fake_quantized(operator: Operator) -> None:
     @torch.library.register_fake(_qualified(operator.name))
     def fake(X, x_scale, x_zero_point, y_scale, y_zero_point, *kernel_shape, channels_last=0, **attributes):
-        _check_inputs(operator, X, channels_last=channels_last)
+        _C.check_attributes(operator.onnx_name, 1, [1], channels_last=channels_last)
+        _check_input(operator, X, channels_last)
         scalars = {"x_scale": x_scale, "x_zero_point": x_zero_point, "y_scale": y_scale, "y_zero_point": y_zero_point}
         for name, scalar in scalars.items():
             _check_scalar(operator, name, scalar, X)
@@ -458,9 +452,7 @@ class PoolFunction(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
         ctx.call, *tensors = inputs
-        operator = ctx.call[0]
-        operator.remember(ctx, tensors, output)
-        ctx.save_for_forward(*operator.kept_for_gradient(tensors, output))
+        ctx.save_for_forward(*ctx.call[0].remember(ctx, tensors, output))
 
     @staticmethod
     def jvp(ctx, _, X_tangent, *__):
@@ -582,54 +574,49 @@ def _dispatch_differentiable(operator: Operator, tensors: Sequence[Tensor], attr
 # ---- Batching rules: the new dimension becomes a part of N ----
 
 
-def _fold(x: Tensor, dim: int | None, batch_size: int) -> Tensor:
-    x = x.expand(batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-    return x.flatten(0, 1)
+def _samples_first(x: Tensor, dim: int | None, batch_size: int) -> Tensor:
+    return x.expand(batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
 
 
-def _begins(indices: Tensor, elements: int, batch_size: int) -> Tensor:
-    """Where the samples begin among all elements, for each of the indices of ``batch_size`` samples, folded into N."""
-    samples = torch.arange(batch_size, device=indices.device)
-    begins = (samples * elements).repeat_interleave(indices.shape[0] // max(1, batch_size))
-    return begins.reshape(-1, *[1] * (indices.dim() - 1))
+def _begins(samples: Tensor, elements: int) -> Tensor:
+    """Where samples of so many elements begin among the elements of all, for each of ``samples``."""
+    numbers = torch.arange(samples.shape[0], device=samples.device)
+    return (numbers * elements).reshape(-1, *[1] * (samples.dim() - 1))
 
 
-def _flat_over_all(indices: Tensor, elements: int, batch_size: int) -> Tensor:
-    """Indices flat over each of ``batch_size`` samples of ``elements`` elements, made flat over all.
+def _flat_over_all(indices: Tensor, elements: int) -> Tensor:
+    """Indices flat over each sample of ``elements`` elements, made flat over all.
 
     Those that name no element of their sample, of which those below 0 mean none, must not name one of another's.
     """
-    shifted = indices + _begins(indices, elements, batch_size)
-    shifted = torch.where(indices < elements, shifted, indices + batch_size * elements)
+    shifted = indices + _begins(indices, elements)
+    shifted = torch.where(indices < elements, shifted, indices + indices.shape[0] * elements)
     return torch.where(indices < 0, indices, shifted)
 
 
-def _flat_over_each(indices: Tensor, elements: int, batch_size: int) -> Tensor:
+def _flat_over_each(indices: Tensor, elements: int) -> Tensor:
     """The way back."""
-    return torch.where(indices < 0, indices, indices - _begins(indices, elements, batch_size))
+    return torch.where(indices < 0, indices, indices - _begins(indices, elements))
 
 
 def _batched(operator: Operator, call, tensors: Sequence[Tensor], dims: Sequence, batch_size: int, attributes: dict):
     """Calls an operator or its backward operator on samples folded into N; the result and its batch dimensions."""
-    folded = [_fold(tensor, dim, batch_size) for tensor, dim in zip(tensors, dims)]
-    is_backward = len(folded) == operator.backward_inputs
-    sample = list(tensors[is_backward].shape)  # of X
-    if dims[is_backward] is not None:
-        del sample[dims[is_backward]]
-    N = sample[0]
-    elements = math.prod(sample)  # pooling's indices address X
+    samples = [_samples_first(tensor, dim, batch_size) for tensor, dim in zip(tensors, dims)]
+    is_backward = len(samples) == operator.backward_inputs
+    shape = samples[is_backward].shape[1:]  # of X
+    elements = math.prod(shape)  # pooling's indices address X
     if operator.name == "max_unpool":  # and unpooling's Y
-        elements = math.prod(_unpooled_shape(sample, **attributes))
+        elements = math.prod(_unpooled_shape(shape, **attributes))
         if attributes.get("output_shape") is not None:
-            attributes = {**attributes, "output_shape": [batch_size * N, *attributes["output_shape"][1:]]}
+            N, *others = attributes["output_shape"]
+            attributes = {**attributes, "output_shape": [batch_size * N, *others]}
     if (is_backward and operator.gradient_needs == "Indices") or operator.name == "max_unpool":
-        folded[-1] = _flat_over_all(folded[-1], elements, batch_size)
-    result = call(folded, attributes)
+        samples[-1] = _flat_over_all(samples[-1], elements)
+    result = call([tensor.flatten(0, 1) for tensor in samples], attributes)
     if not isinstance(result, tuple):
-        return result.unflatten(0, (batch_size, N)), 0
-    Y, indices = result
-    parts = (Y, _flat_over_each(indices, elements, batch_size))
-    return tuple(part.unflatten(0, (batch_size, N)) for part in parts), (0, 0)
+        return result.unflatten(0, (batch_size, shape[0])), 0
+    Y, indices = (part.unflatten(0, (batch_size, shape[0])) for part in result)
+    return (Y, _flat_over_each(indices, elements)), (0, 0)
 
 
 def _batched_call(function: type[torch.autograd.Function], info, in_dims, call: Call, tensors: Sequence[Tensor]):
@@ -659,9 +646,9 @@ def _register_quantized_batching(operator: Operator, op: torch._ops.OpOverload) 
             raise ValueError(
                 f"{operator.onnx_name}: under vmap only X may be batched, got batched scales or zero points"
             )
-        N = X.shape[0 if in_dims[0] else 1]
-        Y = op(_fold(X, in_dims[0], info.batch_size), *arguments, **attributes)
-        return Y.unflatten(0, (info.batch_size, N)), 0
+        samples = _samples_first(X, in_dims[0], info.batch_size)
+        Y = op(samples.flatten(0, 1), *arguments, **attributes)
+        return Y.unflatten(0, samples.shape[:2]), 0
 
 
 for _operator in OPERATORS.values():

@@ -17,7 +17,6 @@ from . import schemas
 from .importer import layer_from_node
 from .operators import LAYERS
 
-_NO_OPSET = 2**31  # beyond all of them
 _installed = False
 
 
@@ -32,8 +31,8 @@ def install() -> None:
 
         for domain, op_type in LAYERS:
             versions = [schema.since_version for schema in schemas.history(op_type, domain)]
-            for first, following in zip(versions, [*versions[1:], _NO_OPSET]):
-                registry.register(op_type, domain, (first, following - 1))(functools.partial(_fold, first))
+            for first, last in zip(versions, [*(version - 1 for version in versions[1:]), None]):
+                registry.register(op_type, domain, (first, last))(functools.partial(_fold, first))
     except Exception as error:
         warnings.warn(
             f"torch_onnxpool cannot teach onnxscript's optimizer ({type(error).__name__}: {error}), which is wrong on "
