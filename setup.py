@@ -149,7 +149,8 @@ class NativeExtension(Extension):
 def cpu_extension(torch: Path) -> NativeExtension:
     openmp = ["-fopenmp", "-Wno-unused-parameter"] if ABI == "aten" else []
     bindings = [*FLAGS, *openmp, *interface_flags(torch)]
-    kernels = [*FLAGS, "-std=c++17"]
+    # GCC takes its own headers' undefined vectors, which are initialised with themselves, for mistakes (PR 105593).
+    kernels = [*FLAGS, "-std=c++17", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
     units = []
     for reduction in REDUCTIONS:
         units += units_of("csrc/cpu/kernels_*.cpp", [*kernels, f"-DONNXPOOL_REDUCTION={reduction}"], reduction)
