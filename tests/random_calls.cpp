@@ -77,8 +77,9 @@ public:
     Operand operand() { return {elements_.data(), strides_.data()}; }
 
 private:
-    int64_t place(int64_t number) const {
-        const int64_t *sizes = shape_.data(), *strides = strides_.data();  // this runs without optimisation
+    // The calls spent nearly half of their time here, which is not what sanitizers are to look at.
+    __attribute__((optimize("O2"), no_sanitize("address", "undefined"))) int64_t place(int64_t number) const {
+        const int64_t *sizes = shape_.data(), *strides = strides_.data();
         int64_t place = 0;
         for (size_t a = shape_.size(); a-- > 0; number /= sizes[a]) place += number % sizes[a] * strides[a];
         return place;

@@ -27,7 +27,9 @@ SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-saniti
 def build(folder: Path, sanitize: bool = False) -> Path:
     """Compiles into a folder; returns the library."""
     folder.mkdir(parents=True, exist_ok=True)
-    flags = [*FLAGS, *MACROS, *(SANITIZERS if sanitize else [])]
+    flags = [*FLAGS, *MACROS]
+    if sanitize:
+        flags += [*SANITIZERS, "-Og"]  # compiles in half of the time that -O1 takes, which is what most of it goes into
     includes = [f"-I{HERE}", "-isystem", str(TORCH / "include")]
 
     def compile_source(source: Path) -> str:
