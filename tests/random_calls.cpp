@@ -77,7 +77,7 @@ public:
     Operand operand() { return {elements_.data(), strides_.data()}; }
 
 private:
-    // The calls spent nearly half of their time here, which is not what sanitizers are to look at.
+    // Compiled as the kernels are, this would take nearly half of the time, and it is not what is to be checked.
     __attribute__((optimize("O2"), no_sanitize("address", "undefined"))) int64_t place(int64_t number) const {
         const int64_t *sizes = shape_.data(), *strides = strides_.data();
         int64_t place = 0;
