@@ -77,10 +77,19 @@ bool is_dense(const List& shape, const List& strides, Order axis_at, size_t oute
     return true;
 }
 
-// Results take the layout of X: channels last if X has that one only, otherwise contiguous.
+// Whether channels lie next to each other and positions do not: in tensors that are channels last and in views of them,
+// which may leave gaps.
+template <class List>
+bool has_channels_last(const List& shape, const List& strides) {
+    if (shape[1] <= 1 || strides[1] != 1) return false;
+    size_t axis = shape.size() - 1;
+    while (axis > 1 && shape[axis] == 1) --axis;
+    return axis > 1 && strides[axis] != 1;
+}
+
+// Results take the layout of X: channels last or contiguous.
 Tensor empty_like_layout(const Dimensions& shape, ScalarType type, const Tensor& X) {
-    const IntList sizes = X.sizes(), own = X.strides();
-    const bool channels_last = !is_dense(sizes, own, contiguous_order) && is_dense(sizes, own, channels_last_order);
+    const bool channels_last = has_channels_last(X.sizes(), X.strides());
     const Dimensions strides = dense_strides(shape, channels_last ? channels_last_order : contiguous_order);
     return empty_strided(span_of(shape), span_of(strides), type, X);
 }
@@ -159,15 +168,10 @@ void run(Run kernel, const Operator& op, const Call& call, const Input& input) {
     }
 }
 
-// Vectors run over channels where those lie next to each other and the last spatial axis does not.
-bool channels_innermost(const Dimensions& shape, const Dimensions& strides) {
-    return shape[1] > 1 && strides[1] == 1 && strides.back() != 1;
-}
-
 // X for kernels to read. Looking at elements one by one, unless over channels, takes longer than copying them to where
 // they are next to each other.
 Tensor readable(const Input& input, bool is_one_by_one) {
-    const bool is_copied = device::kNeedsLines && is_one_by_one && !channels_innermost(input.shape, input.strides);
+    const bool is_copied = device::kNeedsLines && is_one_by_one && !has_channels_last(input.shape, input.strides);
     return is_copied ? contiguous_copy(input.tensor) : input.tensor;
 }
 
@@ -189,7 +193,7 @@ Tensor forward(const Operator& op, const Input& input, const PoolAttributes& att
     const Dimensions y_strides = channels_first(Y.strides(), channels_last);
 
     Call call(geometry, parameters);
-    call.channels_innermost = channels_innermost(input.shape, x_strides);
+    call.channels_innermost = input.shape[1] > 1 && x_strides[1] == 1 && y_strides[1] == 1;
     call.x = {const_cast<void*>(X.const_data_ptr()), x_strides.data()};
     call.y = {Y.mutable_data_ptr(), y_strides.data()};
     Dimensions flat;
@@ -231,7 +235,7 @@ Tensor backward(const Operator& op, const Tensor& grad_Y, const Input& input, co
     Tensor grad_X = empty_like_layout(input.shape, type, input.tensor);
 
     Call call(geometry, parameters_of(attributes));
-    call.channels_innermost = channels_innermost(input.shape, input.strides);
+    call.channels_innermost = input.shape[1] > 1 && input.strides[1] == 1 && grad_X.strides()[1] == 1;
     call.x = read_only(X);
     call.grad_y = read_only(grad_Y);
     call.grad_x = writable(grad_X);

@@ -234,7 +234,11 @@ struct LpNorm : Sum<wide_accumulator_t<T>> {
         if (is(2)) return grad_y * (sign * ratio);
         if (is(3)) return grad_y * (sign * (ratio * ratio));
         if (is(4)) return grad_y * (sign * (ratio * ratio * ratio));
-        return grad_y * (sign * library_power(ratio, p - 1));
+        const Accumulator exponent = p - 1;
+        if (exponent < 1 && ratio < std::numeric_limits<Accumulator>::min()) {  // it has lost digits that would show
+            return grad_y * (sign * (library_power(std::abs(x), exponent) / library_power(y, exponent)));
+        }
+        return grad_y * (sign * library_power(ratio, exponent));
     }
 
     template <class V>

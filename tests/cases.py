@@ -140,6 +140,8 @@ WINDOWS = [
     ("axes of one element", (2, 3, 1, 9, 1), dict(kernel_shape=[1, 3, 1], strides=[2, 2, 1])),
     ("padded axis of one element", (2, 3, 1, 6), dict(kernel_shape=[3, 2], pads=[1, 0, 1, 1])),
     ("only the last axis pooled", (2, 3, 2, 3, 18), dict(kernel_shape=[1, 1, 18])),
+    ("one window and rows left over", (2, 3, 7, 3), dict(kernel_shape=[4, 3], strides=[4, 3])),
+    ("one window and slices left over", (1, 2, 3, 7, 4), dict(kernel_shape=[3, 5, 4], strides=[1, 5, 1])),
     ("whole rows", (2, 3, 7, 16), dict(kernel_shape=[3, 16], pads=[1, 0, 1, 0])),
     ("only the first axis pooled", (2, 3, 9, 17), dict(kernel_shape=[3, 1], strides=[2, 1], pads=[1, 0, 1, 0])),
     ("many narrow rows", (1, 2, 70, 3), dict(kernel_shape=[3, 3], pads=[1, 1, 1, 1])),
@@ -324,7 +326,7 @@ def cases(*operators: str, differentiable: bool = False) -> list[Case]:
 
 # --- random configurations -------------------------------------------------------------------------------------------
 
-LAYOUTS = ("contiguous", "channels_last", "transposed", "sliced")
+LAYOUTS = ("contiguous", "channels_last", "cropped_channels_last", "transposed", "sliced")
 
 LARGEST_EXTENT = {1: 16, 2: 8, 3: 5, 4: 3}  # of a spatial axis, by their number
 LARGEST_PAD = {1: 5, 2: 3, 3: 2, 4: 1}

@@ -29,24 +29,28 @@ def to_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def arrange(tensor: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same values in another layout: contiguous, channels_last (for any rank), transposed or sliced."""
+    """The same values in another layout: one of cases.LAYOUTS, for any rank."""
     if layout == "contiguous" or tensor.dim() < 3:
         return tensor.contiguous()
     if layout == "channels_last":
         return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
+    if layout == "cropped_channels_last":
+        large = arrange(tensor.new_zeros([n + 2 for n in tensor.shape]), "channels_last")
+        view = large[tuple(slice(1, -1) for _ in tensor.shape)]
+        return view.copy_(tensor)
     if layout == "transposed":
         order = range(tensor.dim() - 1, -1, -1)
         return tensor.permute(*order).contiguous().permute(*order)
     assert layout == "sliced"
     large = tensor.new_zeros([2 * n + 1 for n in tensor.shape])
     view = large[tuple(slice(1, None, 2) for _ in tensor.shape)]
-    view.copy_(tensor)
-    return view
+    return view.copy_(tensor)
 
 
 def is_channels_last(tensor: torch.Tensor) -> bool:
-    """Channels last and not contiguous as well (as a tensor of one channel is)."""
-    return not tensor.is_contiguous() and tensor.movedim(1, -1).is_contiguous()
+    """Channels next to each other, and positions not; views may leave gaps between them."""
+    positions = [stride for size, stride in zip(tensor.shape[2:], tensor.stride()[2:]) if size > 1]
+    return tensor.shape[1] > 1 and tensor.stride(1) == 1 and positions != [] and positions[-1] != 1
 
 
 def call(case: Case, inputs: list[torch.Tensor], **more) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:

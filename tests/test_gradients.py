@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, FLOATS, GLOBAL, LAYOUTS, WINDOWED, Case, cases, fill
-from tensors import arrange, call, largest_window, to_array, to_tensor
+from tensors import arrange, call, is_channels_last, largest_window, to_array, to_tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import torch_onnxpool
@@ -96,8 +96,8 @@ def test_layouts_of_input_and_gradient(case, device):
             arranged = arrange(x, x_layout)
             result = gradient(case, arranged, arrange(grad, grad_layout))
             torch.testing.assert_close(result, plain, rtol=1e-6, atol=1e-7)
-            if x_layout == "channels_last" and not arranged.is_contiguous():
-                assert result.movedim(1, -1).is_contiguous()
+            dense = result.movedim(1, -1) if is_channels_last(arranged) else result
+            assert dense.is_contiguous()
 
 
 @pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
@@ -182,6 +182,17 @@ def test_slopes_at_the_limits_of_the_type(dtype, values, device):
     result = gradient(Case("GlobalLpPool", (1, 1, 2), {"p": 2}), x, x.new_ones(1, 1, 1))
     tolerance = 0.03 if dtype in ("float16", "bfloat16") else 1e-5
     assert result.flatten().tolist() == pytest.approx([0.6, -0.8], rel=tolerance)
+
+
+@pytest.mark.parametrize("p", [1.0000001, 1.25, 1.5])
+def test_slopes_of_vanishing_ratios(p, device):
+    """|x| / y is subnormal, or 0, where its power is not."""
+    data = [5e-84, 3e-260, 1.5e230, -2e-80]
+    x = torch.tensor([[data]], dtype=torch.float64, device=device)
+    result = gradient(Case("GlobalLpPool", (1, 1, 4), {"p": p}), x, x.new_ones(1, 1, 1))
+    logs = [math.log(abs(value)) for value in data]
+    exact = [math.copysign(math.exp((p - 1) * (log - max(logs))), value) for log, value in zip(logs, data)]
+    assert result.flatten().tolist() == pytest.approx(exact, rel=1e-12, abs=0)
 
 
 SCALES = {

@@ -286,17 +286,20 @@ def _dense_strides(shape: Sequence, order: Sequence[int]) -> list:
     return strides
 
 
-def _is_dense(x: Tensor, order: Sequence[int]) -> bool:
-    expected = _dense_strides(x.shape, order)
-    return all(_certain(x.stride(axis) == expected[axis]) or _certain(x.shape[axis] <= 1) for axis in order)
+def _has_channels_last(x: Tensor) -> bool:
+    """Whether its channels lie next to each other and its positions do not, as in csrc/bindings.h."""
+    if _certain(x.shape[1] <= 1) or not _certain(x.stride(1) == 1):
+        return False
+    several = [axis for axis in range(2, x.dim()) if not _certain(x.shape[axis] == 1)]
+    return bool(several) and not _certain(x.stride(several[-1]) == 1)
 
 
 def _empty_like_layout(x: Tensor, shape: Sequence, dtype: torch.dtype) -> Tensor:
-    """Channels last if ``x`` has that layout only, otherwise contiguous, as in csrc/bindings.h."""
+    """Channels last or contiguous, as ``x`` is."""
+    if not _has_channels_last(x):
+        return x.new_empty(shape, dtype=dtype)
     channels_last = (0, *range(2, x.dim()), 1)
-    if not _is_dense(x, range(x.dim())) and _is_dense(x, channels_last):
-        return x.new_empty_strided(shape, _dense_strides(shape, channels_last), dtype=dtype)
-    return x.new_empty(shape, dtype=dtype)
+    return x.new_empty_strided(shape, _dense_strides(shape, channels_last), dtype=dtype)
 
 
 def _type_name(x: Tensor) -> str:

@@ -690,7 +690,7 @@ void backward_planes(const Call& call, int64_t begin, int64_t end) {
         const int64_t image = quotient(unit, geometry.channels), channel = unit - image * geometry.channels;
         const auto grad_y = load<1>(plane_at<const T>(call.grad_y, image, channel));
         const auto y = load<1>(plane_at<const T>(result_of<G>(call), image, channel));
-        const Accumulator sent = gradient.prepare(grad_y, y, static_cast<Accumulator>(size));
+        const Accumulator sent = gradient.prepare(grad_y, y, static_cast<Accumulator>(size * call.repeats));
         if (in_order) {
             for (int64_t done = 0; done < size; done += part) {
                 const int64_t count = std::min(part, size - done), first = unit * size + done;
