@@ -6,6 +6,7 @@ import inspect
 import io
 import re
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -117,18 +118,62 @@ def test_only_com_microsoft(opset):
     assert only_node(proto).domain == "com.microsoft"
 
 
-class InTheWay(torch.nn.Module):
-    def __init__(self) -> None:
+class Surroundings(torch.nn.Module):
+    """What onnx's converter needs help with."""
+
+    def __init__(self, opset: int) -> None:
         super().__init__()
-        self.pool = torch_onnxpool.LpPool([2, 2])
+        self.opset = opset
+        self.norm = torch.nn.BatchNorm2d(3)
+        torch.nn.init.uniform_(self.norm.running_var, 0.5, 2)
 
     def forward(self, x):
-        return torch.nn.functional.gelu(self.pool(x).cumsum(0).triu())
+        y = torch_onnxpool.max_pool(x, 2)
+        plane = torch_onnxpool.global_average_pool(y)
+        results = [self.norm(y), y.sum(1), y.unsqueeze(1), y.softmax(-1), plane.softmax(1), plane.log_softmax(1)]
+        return [*results, y.mean((2, 3)), y.amax(1), y.norm(dim=1)] if self.opset >= 13 else results
 
 
-def test_the_error_names_the_node():
-    with pytest.raises(OpsetError, match=r"^cannot write opset 9: the node '\w+' \(\w+\) cannot be converted: .*"):
-        export(InTheWay(), (X,), 9)
+@pytest.mark.parametrize("opset", [9, 11, 13, 17])
+def test_what_surrounds_a_pool(opset):
+    model = Surroundings(opset).eval()
+    proto = export(model, (X,), opset)
+    assert opset_of(proto) == opset
+    assert_close(run_onnxruntime(proto, [X.numpy()]), outputs_of(model, X))
+
+
+def test_a_model_without_our_pools():
+    assert opset_of(export(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.MaxPool2d(2)), (X,), 13)) == 13
+
+
+class InTheWay(torch.nn.Module):
+    def __init__(self, rest) -> None:
+        super().__init__()
+        self.pool, self.rest = torch_onnxpool.LpPool([2, 2]), rest
+
+    def forward(self, x):
+        return self.rest(self.pool(x))
+
+
+@pytest.mark.parametrize(
+    ("rest", "opset", "text"),
+    [
+        (lambda y: torch.nn.functional.gelu(y.cumsum(0).triu()), 9, r"\(\w+\) cannot be converted: "),
+        (torch.nn.functional.hardswish, 13, r"\(HardSwish\) cannot be converted: .*No Previous Version"),
+        (lambda y: y.softmax(1), 12, r"\(Softmax\) takes all axes from its own on for one, below opset 13$"),
+        (lambda y: y.log_softmax(-2), 11, r"\(LogSoftmax\) takes all axes from its own on for one, below opset 13$"),
+    ],
+)
+def test_the_error_names_the_node(rest, opset, text):
+    with pytest.raises(OpsetError, match=rf"(?s)^cannot write opset {opset}: the node '\w+' {text}"):
+        export(InTheWay(rest), (X,), opset)
+
+
+@pytest.mark.parametrize("opset", [True, 13.0, "13"])
+def test_an_opset_is_an_int(opset):
+    with pytest.raises(ValueError, match=rf"^export: opset_version must be an int, got opset_version={opset!r}$"):
+        torch_onnxpool.onnx.export(LAYERS["LpPool"][1], (X,), opset_version=opset)
+    assert opset_of(export(LAYERS["LpPool"][1], (X,), np.int64(13))) == 13
 
 
 class Branches(torch.nn.Module):

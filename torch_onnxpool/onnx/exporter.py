@@ -13,6 +13,7 @@ import onnx
 import torch
 import torch.onnx.verification
 
+from .._arguments import is_integer_scalar
 from . import portability
 
 
@@ -33,7 +34,8 @@ def export(
     only. This function writes every opset from 7 on that the installed onnx knows (with dynamo=False from 1 to 23), if
     the operators of the model can be said in it; a model of nothing but pools, from 1 on.
 
-    Pools on constants are written as nodes, not computed beforehand.
+    Pools on constants are written as nodes, not computed beforehand. A report (`report=True`) is about the model before
+    its conversion.
 
     Args:
         portable: as within `with torch_onnxpool.onnx.portable():`, write equivalents that run everywhere for nodes on
@@ -41,10 +43,15 @@ def export(
         model, args, f, opset_version, dynamo, options: as for torch.onnx.export.
 
     Raises:
+        ValueError: for an opset_version that is not an int.
         OpsetError: if another node of the model cannot be converted; names it.
         torch.onnx.OnnxExporterError: from torch.onnx.export; a `ValueError` about a pool that the opset cannot say, as
             its cause.
     """
+    if opset_version is not None:
+        if isinstance(opset_version, bool) or not is_integer_scalar(opset_version):
+            raise ValueError(f"export: opset_version must be an int, got opset_version={opset_version!r}")
+        opset_version = int(opset_version)
     with portability.portable() if portable else contextlib.nullcontext():
         if not dynamo and not isinstance(model, torch.export.ExportedProgram):
             return torch.onnx.export(model, args, f, opset_version=opset_version, dynamo=False, **options)
