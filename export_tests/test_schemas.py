@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from onnx import TensorProto, defs
+from onnx import TensorProto, defs, helper
 
 import torch_onnxpool
 from torch_onnxpool.onnx import operators, schemas
@@ -71,6 +71,8 @@ def test_type_names():
     assert schemas.type_name(torch.float32) == schemas.type_name("float32") == "tensor(float)"
     assert schemas.type_name(torch.bfloat16) == f"tensor({TensorProto.DataType.Name(TensorProto.BFLOAT16).lower()})"
     assert schemas.type_name(torch.float64) == "tensor(double)"
+    for number in helper.get_all_tensor_dtypes():
+        assert schemas.type_name(number) == f"tensor({TensorProto.DataType.Name(number).lower()})"
 
 
 def test_every_operator_has_a_layer_an_export_and_a_schema():

@@ -195,6 +195,50 @@ def test_pools_in_local_functions_are_compared(tmp_path, capsys):
     assert "1 pooling nodes compared" in out
 
 
+def local_function(name, *nodes, opset, local=1):
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("local", local)]
+    return helper.make_function("local", name, ["X"], ["Y"], nodes, opsets)
+
+
+@pytest.mark.parametrize(("opset", "outer", "local"), [(18, 21, 1), (21, 18, 1), (21, 21, 2)])
+def test_pools_in_local_functions_that_import_another_opset(tmp_path, capsys, opset, outer, local):
+    call = helper.make_node("Inner", ["X"], ["Y"], domain="local")
+    norm = helper.make_node("LpPool", ["X"], ["Y"], kernel_shape=[2, 2], strides=[4, 4], ceil_mode=1)
+    functions = [local_function("Inner", norm, opset=opset), local_function("Outer", call, opset=outer, local=local)]
+    node = helper.make_node("Outer", ["X"], ["Y"], domain="local")
+    code, out, _ = run(capsys, save(tmp_path / "m.onnx", [node], functions=functions))
+    assert code == 0, out
+    assert "1 pooling nodes compared, 0 mismatches" in out
+    assert "LpPool-18" in out
+
+
+def test_pools_in_local_functions_of_other_operators_are_named(tmp_path):
+    """Also those of functions that only such a function calls."""
+    norm = helper.make_node("GlobalLpPool", ["X"], ["n"])
+    call = helper.make_node("Inner", ["X"], ["m"], domain="local")
+    add = helper.make_node("Add", ["n", "m"], ["Y"])
+    functions = [local_function("Inner", max_pool(), opset=21), local_function("Outer", norm, call, add, opset=22)]
+    node = helper.make_node("Outer", ["X"], ["Y"], domain="local")
+    model = verify.Model(save(tmp_path / "m.onnx", [node], functions=functions))
+    assert [(other.name, other.operator) for other in model.others] == [
+        ("Inner/Y", "MaxPool-12"),
+        ("Outer/n", "GlobalLpPool-22"),
+    ]
+    assert all("inside a local function" in other.not_compared for other in model.others)
+    assert not model.nodes
+
+
+def test_what_comes_behind_a_local_function_of_other_operators_is_compared(tmp_path, capsys):
+    function = local_function("Odd", helper.make_node("Identity", ["X"], ["Y"]), opset=18)
+    nodes = [
+        helper.make_node("Odd", ["X"], ["y"], domain="local"),
+        helper.make_node("MaxPool", ["y"], ["Y"], kernel_shape=[2, 2]),
+    ]
+    code, out, err = run(capsys, save(tmp_path / "m.onnx", nodes, functions=[function]))
+    assert code == 0, err
+    assert "1 pooling nodes compared, 0 mismatches" in out
+
+
 def test_open_dimensions_and_nodes_behind_the_last_pool(tmp_path, capsys):
     """What no pool needs is not run: the Gemm's shapes do not fit."""
     nodes = [max_pool(), helper.make_node("Gemm", ["Y", "w"], ["Z"])]
@@ -256,6 +300,50 @@ def test_what_onnxruntime_cannot_run_names_the_row(tmp_path, capsys):
     assert code == 2
     assert len(err.splitlines()) == 1
     assert "last: global-lp-22" in err
+
+
+@pytest.mark.parametrize(
+    ("element_type", "shape", "hint"),
+    [
+        (TensorProto.DOUBLE, IMAGE, "(ledger: Y: dtypes, Y: dtypes)"),
+        (TensorProto.DOUBLE, None, "(ledger: Y: dtypes, Y: dtypes)"),
+        (TensorProto.FLOAT, IMAGE, ""),
+        (TensorProto.UNDEFINED, IMAGE, ""),
+    ],
+)
+def test_types_are_only_blamed_if_they_are_refused(tmp_path, capsys, element_type, shape, hint):
+    """onnxruntime refuses all of these models, which have two nodes of one name."""
+    nodes = [
+        helper.make_node("AveragePool", ["X"], ["P"], kernel_shape=[2, 2], name="Y"),
+        helper.make_node("GlobalMaxPool", ["P"], ["Y"], name="Y"),
+    ]
+    np.savez(tmp_path / "x.npz", X=np.zeros(IMAGE, np.float32))
+    path = save(tmp_path / "m.onnx", nodes, element_type=element_type, shape=shape)
+    code, _, err = run(capsys, path, "--input", tmp_path / "x.npz")
+    assert code == 2
+    assert "onnxruntime cannot run it" in err
+    assert err.strip().endswith(hint)
+    assert ("ledger" in err) == bool(hint)
+
+
+@pytest.mark.parametrize("element_type", [TensorProto.UNDEFINED, 99, TensorProto.STRING])
+def test_inputs_of_no_number_must_be_given(tmp_path, capsys, element_type):
+    code, _, err = run(capsys, save(tmp_path / "m.onnx", [max_pool()], element_type=element_type))
+    assert code == 2
+    assert "input 'X' is not a tensor of numbers: give it with --input" in err
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [([], ["Y"]), (["X"], []), ([], []), ([""], ["Y"]), (["X"], [""])])
+@pytest.mark.parametrize("op_type", ["MaxPool", "GlobalMaxPool"])
+def test_a_malformed_node(tmp_path, capsys, op_type, inputs, outputs):
+    attributes = {"kernel_shape": [2, 2]} if op_type == "MaxPool" else {}
+    node = helper.make_node(op_type, inputs, outputs, **attributes)
+    bad, good = save(tmp_path / "bad.onnx", [node]), save(tmp_path / "good.onnx", [max_pool()])
+    code, out, err = run(capsys, bad, good)
+    assert code == 2
+    assert "1 pooling nodes compared, 0 mismatches, 1 files not verified" in out
+    assert len(err.splitlines()) == 1
+    assert "bad.onnx: onnxruntime cannot run it" in err
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from onnx import AttributeProto, NodeProto
 from onnx.defs import OpSchema
 
 from . import schemas
-from .operators import LAYERS, MICROSOFT_VERSION, ONNX, OPERATORS
+from .operators import LAYERS, MICROSOFT_VERSION, ONNX, OPERATORS, canonical_domain
 from .schemas import Value
 
 _INT64 = range(-(2**63), 2**63)
@@ -59,7 +59,7 @@ class PoolNode:
 
 def parse(proto: NodeProto, opset: int) -> PoolNode:
     """Read a node of a model by the schema of its version. ValueError names operator, rule and value."""
-    domain = ONNX if proto.domain == "ai.onnx" else proto.domain
+    domain = canonical_domain(proto.domain)
     op_type = proto.op_type
     if (domain, op_type) not in LAYERS:
         known = ", ".join(sorted(name for _, name in LAYERS))

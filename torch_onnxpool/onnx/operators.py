@@ -35,3 +35,8 @@ OPERATORS = {
 
 # The layer of an ONNX operator bears the operator's name.
 LAYERS = frozenset((operator.domain, operator.op_type) for operator in OPERATORS.values())
+
+
+def canonical_domain(domain: str) -> str:
+    """ "ai.onnx" is another spelling of the default domain."""
+    return ONNX if domain == "ai.onnx" else domain

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from onnx import AttributeProto, defs, helper
+from onnx import AttributeProto, TensorProto, defs, helper
 from onnx.defs import OpSchema
 
 from .operators import MICROSOFT, MICROSOFT_VERSION, ONNX
@@ -112,9 +112,12 @@ def value_of(attribute: AttributeProto) -> Value:
 
 
 def type_name(dtype: object) -> str:
-    """A torch, numpy or onnx element type in the way schemas (and onnxruntime) write it: "tensor(float16)"."""
-    name = str(dtype).removeprefix("torch.").lower()
-    return f"tensor({_RENAMED_TYPES.get(name, name)})"
+    """A torch, numpy or onnx element type in the way schemas (and onnxruntime) write it: "tensor(float16)".
+
+    Those of onnx are numbers, of `TensorProto.DataType`.
+    """
+    name = TensorProto.DataType.Name(dtype) if isinstance(dtype, int) else str(dtype).removeprefix("torch.")
+    return f"tensor({_RENAMED_TYPES.get(name.lower(), name.lower())})"
 
 
 def element_types(schema: OpSchema) -> tuple[str, ...]:

@@ -30,16 +30,17 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx.inliner
 import onnxruntime
 import torch
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from . import ledger, schemas
 from .importer import layer_from_node
-from .operators import LAYERS
+from .models import has_layer, inlined, name_of, subgraphs, walk
 
 Arrays = Mapping[str, np.ndarray]
+
+_ELEMENT_TYPES = set(helper.get_all_tensor_dtypes())
 
 _UNIT_ROUNDOFF = 2.0**-24  # of float32, in which onnxruntime sums every floating type it has kernels for
 
@@ -96,22 +97,9 @@ class Model:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.proto = _load(self.path)
-        self.opsets = {_domain(opset): opset.version for opset in self.proto.opset_import}
-        main, inner = list(self.proto.graph.node), list(_nodes_of_subgraphs(self.proto.graph))
-        self.nodes = [node for node in main if _has_layer(node)]
-        self.others = [
-            NodeReport(_name(node), self._versioned(node), not_compared="torch_onnxpool has no such layer")
-            for node in main
-            if "Pool" in node.op_type and not _has_layer(node)
-        ] + [
-            NodeReport(
-                f"{where}/{_name(node)}",
-                self._versioned(node),
-                not_compared=f"inside a subgraph of {where}, whose values are not graph outputs",
-            )
-            for where, node in inner
-            if "Pool" in node.op_type
-        ]
+        self.opsets = _opsets(self.proto)
+        self.nodes = [node for node in self.proto.graph.node if has_layer(node)]
+        self.others = list(self._not_compared())
 
     def compare(self, inputs: Arrays | None = None, seed: int = 0) -> Iterator[NodeReport]:
         """Run the model, then compare node by node; the first report comes after the run.
@@ -131,12 +119,25 @@ class Model:
         for node in self.nodes:
             yield self._compare_node(node, values, generator)
 
+    def _not_compared(self) -> Iterator[NodeReport]:
+        for place, node in _pools(self.proto.graph):
+            if place:
+                why = f"inside a subgraph of {place}, whose values are not graph outputs"
+                yield NodeReport(f"{place}/{name_of(node)}", _versioned(node, self.opsets), not_compared=why)
+            elif not has_layer(node):
+                why = "torch_onnxpool has no such layer"
+                yield NodeReport(name_of(node), _versioned(node, self.opsets), not_compared=why)
+        for function in self.proto.functions:
+            why = "inside a local function, and operators of functions have other versions than they have in the model"
+            for place, node in _pools(function, function.name):
+                yield NodeReport(f"{place}/{name_of(node)}", _versioned(node, _opsets(function)), not_compared=why)
+
     def _compare_node(self, node: NodeProto, values: Arrays, generator: np.random.Generator) -> NodeReport:
         inputs, model_outputs = ([values[name] for name in names if name] for names in (node.input, node.output))
         drawn = [_random(inputs[0].dtype, inputs[0].shape, generator), *inputs[1:]]
         return NodeReport(
-            name=_name(node),
-            operator=self._versioned(node),
+            name=name_of(node),
+            operator=_versioned(node, self.opsets),
             attributes={attribute.name: schemas.value_of(attribute) for attribute in node.attribute},
             input_shape=inputs[0].shape,
             output_shape=model_outputs[0].shape,
@@ -202,37 +203,37 @@ class Model:
 
     def _known_limits(self, part: ModelProto) -> str:
         """Which rows of the ledger may be why onnxruntime refuses the model, by what shape inference knows."""
-        inferred = onnx.shape_inference.infer_shapes(part).graph
-        types = {value.name: value.type.tensor_type for value in (*inferred.input, *inferred.value_info)}
+        try:
+            graph = onnx.shape_inference.infer_shapes(part).graph
+        except onnx.shape_inference.InferenceError:  # a malformed model
+            graph = part.graph
+        types = {value.name: value.type.tensor_type for value in (*graph.input, *graph.value_info)}
         hints = []
         for node in self.nodes:
             known = {}
-            if node.input[0] in types:
-                known["element_type"] = schemas.type_name(types[node.input[0]].elem_type)
-                sizes = [dimension.dim_value for dimension in types[node.input[0]].shape.dim]
-                known["input_shape"] = sizes if min(sizes, default=1) > 0 else None
-            hints += [f"{_name(node)}: {row}" for row in self._ledger_rows(node, **known)]
+            x_type = types.get(next(iter(node.input), ""))
+            if x_type is not None:
+                if x_type.elem_type in _ELEMENT_TYPES:
+                    known["element_type"] = schemas.type_name(x_type.elem_type)
+                sizes = [dimension.dim_value for dimension in x_type.shape.dim]
+                known["input_shape"] = sizes if min(sizes, default=0) > 0 else None
+            hints += [f"{name_of(node)}: {row}" for row in self._ledger_rows(node, **known)]
         return f" (ledger: {', '.join(hints)})" if hints else ""
 
     def opset_version(self, node: NodeProto) -> int:
-        return self.opsets.get(_domain(node), 1)
-
-    def _versioned(self, node: NodeProto) -> str:
-        """The operator with the version that this model uses, as in "MaxPool-12"."""
-        try:
-            return f"{node.op_type}-{schemas.at(node.op_type, _domain(node), self.opset_version(node)).since_version}"
-        except ValueError:  # a domain or an opset that onnx does not know
-            return node.op_type
+        return self.opsets.get(node.domain, 1)
 
     def _part_that_pools(self) -> ModelProto:
         """The nodes on which some pooling node depends, with all values of pooling nodes as outputs."""
         wanted = [name for node in self.nodes for name in (*node.input, *node.output) if name]
         whole, needed, kept = self.proto.graph, set(wanted), []
         for node in reversed(whole.node):
-            if needed.intersection(node.output):
+            if has_layer(node) or needed.intersection(node.output):
                 needed.update(_names_used(node))
                 kept.append(node)
-        part = ModelProto(ir_version=self.proto.ir_version, opset_import=self.proto.opset_import)
+        part = ModelProto(
+            ir_version=self.proto.ir_version, opset_import=self.proto.opset_import, functions=self.proto.functions
+        )
         part.graph.name = "pooling"
         part.graph.node.extend(reversed(kept))
         part.graph.input.extend(value for value in whole.input if value.name in needed)
@@ -243,7 +244,7 @@ class Model:
 
 
 def _load(path: Path) -> ModelProto:
-    """The model, its local functions inlined, its external data left on disk."""
+    """The model, its local functions inlined where they can be, its external data left on disk."""
     try:
         proto = onnx.load(path, load_external_data=False)
     except OSError as error:
@@ -252,7 +253,7 @@ def _load(path: Path) -> ModelProto:
         proto = ModelProto()
     if not proto.graph.node or not proto.opset_import:
         raise VerificationError("not an ONNX model")
-    return onnx.inliner.inline_local_functions(proto) if proto.functions else proto
+    return inlined(proto)
 
 
 def _run(model: ModelProto, feeds: Arrays, path: Path) -> dict[str, np.ndarray]:
@@ -313,7 +314,7 @@ def _random(dtype: np.dtype, shape, generator: np.random.Generator) -> np.ndarra
 
 
 def _numpy_type(value: ValueInfoProto) -> np.dtype:
-    if not value.type.HasField("tensor_type") or value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
+    if value.type.tensor_type.elem_type not in _ELEMENT_TYPES - {TensorProto.STRING}:
         raise VerificationError(f"input {value.name!r} is not a tensor of numbers: give it with --input")
     return helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
 
@@ -349,37 +350,27 @@ def _untyped(names: Iterable[str]) -> list[ValueInfoProto]:
     return [helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(names)]
 
 
-def _has_layer(node: NodeProto) -> bool:
-    return (_domain(node), node.op_type) in LAYERS
+def _pools(graph: GraphProto | FunctionProto, place: str = "") -> Iterator[tuple[str, NodeProto]]:
+    return (found for found in walk(graph, place) if "Pool" in found[1].op_type)
 
 
-def _domain(named: NodeProto | onnx.OperatorSetIdProto) -> str:
-    """ "ai.onnx" is another spelling of the default domain."""
-    return "" if named.domain == "ai.onnx" else named.domain
+def _opsets(scope: ModelProto | FunctionProto) -> dict[str, int]:
+    """The versions of the domains that a model or a function imports."""
+    return {opset.domain: opset.version for opset in scope.opset_import}
 
 
-def _name(node: NodeProto) -> str:
-    return node.name or next(filter(None, node.output))
-
-
-def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
-        yield from [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs
-
-
-def _nodes_of_subgraphs(graph: GraphProto, where: str = "") -> Iterator[tuple[str, NodeProto]]:
-    """Every node inside the subgraphs of a graph's nodes, with the path of nodes that leads to it."""
-    for node in graph.node:
-        for subgraph in _subgraphs(node):
-            path = f"{where}/{_name(node)}".lstrip("/")
-            yield from ((path, inner) for inner in subgraph.node)
-            yield from _nodes_of_subgraphs(subgraph, path)
+def _versioned(node: NodeProto, opsets: Mapping[str, int]) -> str:
+    """The operator with the version that these opsets have, as in "MaxPool-12"."""
+    try:
+        return f"{node.op_type}-{schemas.at(node.op_type, node.domain, opsets.get(node.domain, 1)).since_version}"
+    except ValueError:  # a domain or an opset that onnx does not know
+        return node.op_type
 
 
 def _names_used(node: NodeProto) -> Iterator[str]:
     """The values a node reads, those its subgraphs capture from around them included."""
     yield from filter(None, node.input)
-    for subgraph in _subgraphs(node):
+    for subgraph in subgraphs(node):
         yield from (output.name for output in subgraph.output)
         for inner in subgraph.node:
             yield from _names_used(inner)
