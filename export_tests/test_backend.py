@@ -38,14 +38,14 @@ X = np.arange(32, dtype=np.float32).reshape(1, 2, 4, 4)
 SHAPE = ["N", "C", "H", "W"]
 
 
-def model_of(*nodes, outputs=("Y",), stored=(), functions=()) -> onnx.ModelProto:
+def model_of(*nodes, outputs=("Y",), stored=(), functions=(), opset=22, domain="") -> onnx.ModelProto:
     infos = {
         "X": helper.make_tensor_value_info("X", TensorProto.FLOAT, SHAPE),
         "Y": helper.make_tensor_value_info("Y", TensorProto.FLOAT, SHAPE),
         "Indices": helper.make_tensor_value_info("Indices", TensorProto.INT64, SHAPE),
     }
     graph = helper.make_graph(nodes, "pools", [infos["X"]], [infos[name] for name in outputs], stored)
-    opsets = [helper.make_opsetid("", 22), helper.make_opsetid("local", 1)]
+    opsets = [helper.make_opsetid(domain, opset), helper.make_opsetid("local", 1)]
     return helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=10)
 
 
@@ -92,6 +92,76 @@ def test_nodes_around_the_pools():
     np.testing.assert_array_equal(y, wanted)
 
 
+def in_function(*nodes, opset, name="Pooled", imports=("local", 1)) -> onnx.FunctionProto:
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid(*imports)]
+    return helper.make_function("local", name, ["X"], ["Y"], nodes, opsets)
+
+
+@pytest.mark.parametrize(
+    ("opset", "imports", "outer_opset"), [(22, ("local", 1), 23), (23, ("local", 1), 22), (23, ("local", 2), 24)]
+)
+def test_functions_that_import_another_opset(opset, imports, outer_opset):
+    """Ours compute their pools as well: onnx's evaluator counts the overhang (ledger: lp-ceil)."""
+    pool = make_node("LpPool", kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1)
+    call = helper.make_node("Pooled", ["X"], ["Y"], domain="local")
+    outer = helper.make_node("Outer", ["X"], ["Y"], domain="local")
+    functions = [in_function(pool, opset=opset), in_function(call, opset=outer_opset, name="Outer", imports=imports)]
+    (wanted,) = backend.run_node(pool, [X])
+    for node in (call, outer):
+        (y,) = backend.run_model(model_of(node, functions=functions), [X])
+        np.testing.assert_array_equal(y, wanted)
+
+
+def test_functions_may_import_what_the_model_does_not():
+    averaged = helper.make_node(
+        "QLinearAveragePool", ["q", "s", "z", "s", "z"], ["p"], domain="com.microsoft", kernel_shape=[4, 4]
+    )
+    nodes = [
+        helper.make_node("Constant", [], ["s"], value=helper.make_tensor("", TensorProto.FLOAT, [], [0.5])),
+        helper.make_node("Constant", [], ["z"], value=helper.make_tensor("", TensorProto.UINT8, [], [3])),
+        helper.make_node("QuantizeLinear", ["X", "s", "z"], ["q"]),
+        averaged,
+        helper.make_node("DequantizeLinear", ["p", "s", "z"], ["Y"]),
+    ]
+    function = in_function(*nodes, opset=22, imports=("com.microsoft", 1))
+    call = helper.make_node("Pooled", ["X"], ["Y"], domain="local")
+    (y,) = backend.run_model(model_of(call, functions=[function]), [X])
+    assert y.ravel().tolist() == [7.5, 23.5]
+
+
+def test_functions_whose_operators_have_other_versions_are_refused():
+    """Of operators in subgraphs, onnx's checker does not ask it."""
+    pool = helper.make_node("LpPool", ["X"], ["B"], kernel_shape=[2, 2])
+    branch = helper.make_graph([pool], "branch", [], [helper.make_tensor_value_info("B", TensorProto.FLOAT, SHAPE)])
+    nodes = [
+        helper.make_node("Constant", [], ["yes"], value=helper.make_tensor("", TensorProto.BOOL, [], [True])),
+        helper.make_node("If", ["yes"], ["Y"], then_branch=branch, else_branch=branch),
+    ]
+    call = helper.make_node("Pooled", ["X"], ["Y"], domain="local")
+    model = model_of(call, functions=[in_function(*nodes, opset=18)], opset=17)
+    onnx.checker.check_model(model)
+    with pytest.raises(ValueError, match=r"^PreparedModel: .* got pooling nodes in \['Pooled'\]"):
+        backend.prepare(model)
+
+
+@pytest.mark.parametrize("domain", ["", "ai.onnx"])
+def test_ai_onnx_is_the_default_domain(domain):
+    node = make_node("GlobalMaxPool", domain=domain)
+    model = model_of(node, domain="ai.onnx")
+    (y,) = backend.run_model(model, [X])
+    assert y.ravel().tolist() == [15, 31]
+    assert model == model_of(node, domain="ai.onnx")  # which others may hold
+
+
+@pytest.mark.parametrize("inputs", [{}, {"Y": X}])
+def test_inputs_by_other_names(inputs):
+    node = make_node("GlobalMaxPool")
+    with pytest.raises(ValueError, match=r"^PreparedModel: inputs must be \['X'\], got \["):
+        backend.run_model(model_of(node), inputs)
+    with pytest.raises(ValueError, match=r"^GlobalMaxPool: inputs must be \['X'\], got \["):
+        backend.run_node(node, inputs)
+
+
 def test_an_illegal_model():
     with pytest.raises(onnx.checker.ValidationError):
         backend.prepare(model_of(make_node("MaxPool")))
@@ -103,6 +173,25 @@ def test_an_illegal_model():
 def test_node():
     (y,) = backend.run_node(make_node("AveragePool", kernel_shape=[4, 4]), [X])
     assert y.ravel().tolist() == [7.5, 23.5]
+
+
+def test_node_with_inputs_by_name():
+    (y,) = backend.run_node(make_node("GlobalAveragePool"), {"X": X, "other": X})
+    assert y.ravel().tolist() == [7.5, 23.5]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ([], r"^GlobalMaxPool: inputs must be \['X'\], got 0 of them$"),
+        ([X, X], r"^GlobalMaxPool: inputs must be \['X'\], got 2 of them$"),
+        ([X.astype(np.int32)], "^GlobalMaxPool: X must be of type .*, got X of type Int$"),
+        ([X.astype(str)], "^PoolingBackend: inputs must have an element type of torch, got <U32$"),
+    ],
+)
+def test_inputs_that_a_node_cannot_take(inputs, said):
+    with pytest.raises(ValueError, match=said):
+        backend.run_node(make_node("GlobalMaxPool"), inputs)
 
 
 def test_node_of_an_opset():

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from onnx import ModelProto, NodeProto, inliner
+from onnx import ModelProto, NodeProto
 from onnx.backend.base import Backend, BackendRep, Device, DeviceType
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from torch import nn
 
 from .importer import layer_from_node
+from .models import canonical, has_layer, inlined, walk
 from .operators import LAYERS, MICROSOFT, MICROSOFT_VERSION
 
 __all__ = ["PoolingBackend", "PreparedModel", "is_compatible", "prepare", "run_model", "run_node", "supports_device"]
@@ -34,27 +35,30 @@ class PoolingBackend(Backend):
     def prepare(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> PreparedModel:
         """Check a model and build its layers. ValueError for a pooling node that is not legal, or for the device."""
         target = _torch_device(device)
-        super().prepare(model, device, **kwargs)
+        super().prepare(canonical(model), device, **kwargs)
         return PreparedModel(model, target)
 
     @classmethod
     def run_node(
         cls,
         node: NodeProto,
-        inputs: Sequence[np.ndarray],
+        inputs: Sequence[np.ndarray] | dict[str, np.ndarray],
         device: str = "CPU",
         outputs_info: Any = None,
         *,
         opset_version: int | None = None,
         **kwargs: Any,
     ) -> tuple[np.ndarray, ...]:
-        """Run one pooling node on its inputs: those that it names, in their order.
+        """Run one pooling node on its inputs: those that it names, by name or in their order.
 
         `opset_version` is that of the node's domain; without one it is the newest that the installed onnx knows.
         """
         if opset_version is None:
             opset_version = MICROSOFT_VERSION if node.domain == MICROSOFT else onnx.defs.onnx_opset_version()
-        return _run_layer(layer_from_node(node, opset_version), inputs, _torch_device(device))
+        layer, names = layer_from_node(node, opset_version), [name for name in node.input if name]
+        _check_inputs(node.op_type, names, inputs)
+        in_order = [inputs[name] for name in names] if isinstance(inputs, dict) else inputs
+        return _run_layer(layer, in_order, _torch_device(device))
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
@@ -73,8 +77,12 @@ class PreparedModel(BackendRep):
     """A model that is ready to run."""
 
     def __init__(self, model: ModelProto, device: torch.device) -> None:
+        model = inlined(model)
         # The evaluator would not hand our operators on to the bodies of functions.
-        model = inliner.inline_local_functions(model)
+        left = [function.name for function in model.functions if any(has_layer(node) for _, node in walk(function))]
+        if left:
+            rule = "where local functions pool, operators in functions must have the versions of those in the model"
+            raise ValueError(f"PreparedModel: {rule}, got pooling nodes in {left}")
         operators = [_operator(op_type, domain, device) for domain, op_type in sorted(LAYERS)]
         self._evaluator = ReferenceEvaluator(model, new_ops=operators)
         stored = {initializer.name for initializer in model.graph.initializer}
@@ -82,11 +90,9 @@ class PreparedModel(BackendRep):
 
     def run(self, inputs: Sequence[np.ndarray] | dict[str, np.ndarray], **kwargs: Any) -> tuple[np.ndarray, ...]:
         """The outputs of the model for its inputs, which are given by name or in the model's order."""
-        if not isinstance(inputs, dict):
-            if len(inputs) != len(self._inputs):
-                raise ValueError(f"PreparedModel: inputs must be {self._inputs}, got {len(inputs)} of them")
-            inputs = dict(zip(self._inputs, inputs))
-        return tuple(self._evaluator.run(None, inputs))
+        _check_inputs("PreparedModel", self._inputs, inputs)
+        by_name = inputs if isinstance(inputs, dict) else dict(zip(self._inputs, inputs))
+        return tuple(self._evaluator.run(None, by_name))
 
 
 def _operator(op_type: str, domain: str, device: torch.device) -> type[OpRun]:
@@ -107,6 +113,15 @@ def _operator(op_type: str, domain: str, device: torch.device) -> type[OpRun]:
     return Operator
 
 
+def _check_inputs(owner: str, names: list[str], inputs: Sequence[np.ndarray] | dict[str, np.ndarray]) -> None:
+    if isinstance(inputs, dict):
+        fit, got = inputs.keys() >= set(names), list(inputs)
+    else:
+        fit, got = len(inputs) == len(names), f"{len(inputs)} of them"
+    if not fit:
+        raise ValueError(f"{owner}: inputs must be {names}, got {got}")
+
+
 def _run_layer(layer: nn.Module, inputs: Sequence[np.ndarray | None], device: torch.device) -> tuple[np.ndarray, ...]:
     """Inputs that are None are left out, as the layer expects it of those that the node does not name."""
     with torch.no_grad():
@@ -125,7 +140,10 @@ def _to_tensor(array: np.ndarray) -> torch.Tensor:
     array = np.array(array, order="C")  # a copy: torch wants to be able to write
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        raise ValueError(f"PoolingBackend: inputs must have an element type of torch, got {array.dtype}") from None
 
 
 def _to_array(tensor: torch.Tensor) -> np.ndarray:
