@@ -286,10 +286,16 @@ def test_refused(what):
         ("22", "layer_from_node: opset_version must be an int, got opset_version='22'"),
         (None, "layer_from_node: opset_version must be an int"),
         (22.0, "layer_from_node: opset_version must be an int"),
+        (True, "layer_from_node: opset_version must be an int, got opset_version=True"),
+        (np.True_, "layer_from_node: opset_version must be an int"),
     ],
 )
 def test_refused_opsets(opset, rule):
     assert_refused(rule, make_node("MaxPool", kernel_shape=[2]), opset)
+
+
+def test_opsets_of_numpy():
+    assert layer_from_node(make_node("MaxPool", kernel_shape=[2]), np.int64(22)).kernel_shape == [2]
 
 
 def test_version_1_needs_a_kernel_shape_too():

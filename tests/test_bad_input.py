@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 
+import numpy as np
 import pytest
 import torch
 from cases import GLOBAL, WINDOWED, Case
@@ -14,15 +16,23 @@ import torch_onnxpool
 
 X = torch.ones(1, 2, 6, 6)
 HUGE = 2**62
+BEYOND = 2**63  # any integer of 64 bits
 
 # For every attribute of a windowed operator with two spatial axes, what it may not be.
 LISTS = [0, -1, HUGE, 2**31, [0, 1], [1, 0], [-3, 1], [HUGE, 1], [1, 2**31], [], [2], [2, 2, 2], "2", "22", 1.5,
-         [1.5, 2], ["2", "2"], [None, 2], [[2, 2]], [[2], [2]], {2: 2}, torch.ones(2)]  # fmt: skip
+         [1.5, 2], ["2", "2"], [None, 2], [[2, 2]], [[2], [2]], {2: 2}, torch.ones(2), BEYOND, [BEYOND, 1], {2, 3},
+         b"\2\2", bytearray(b"\2\2"), np.array([2.0, 2.0]), np.array([[2, 2]])]  # fmt: skip
 PADS = [-1, HUGE, 2**31, [0, -1, 0, 0], [HUGE, 0, 0, 0], [0, 0, 0, 2**31], [], [1], [1, 1], [1] * 3, [1] * 5, "1111",
-        0.5, [0.5, 0, 0, 0], ["1"] * 4, [None] * 4, [[1, 1], [1, 1]], {1: 1}]  # fmt: skip
-FLAGS = [-1, 2, HUGE, "1", 0.5, 1.0, None, [1], [], {}]
-AUTO_PAD = ["", "SAME", "same_upper", "NOTSET ", "EXPLICIT", 0, 1, HUGE, -1, 1.5, None, ["VALID"]]
-P = [0, -1, 0.5, 0.999999, math.nan, math.inf, -math.inf, -HUGE, "2", None, [2], {}]
+        0.5, [0.5, 0, 0, 0], ["1"] * 4, [None] * 4, [[1, 1], [1, 1]], {1: 1}, BEYOND, (), {0, 1, 2, 3}]  # fmt: skip
+FLAGS = [-1, 2, HUGE, BEYOND, "1", 0.5, 1.0, 0.0, np.float64(0), Decimal(0), torch.tensor(0.0), torch.tensor([1, 0]),
+         np.array([1, 0]), None, [1], [], {}]  # fmt: skip
+AUTO_PAD = ["", "SAME", "same_upper", "NOTSET ", "EXPLICIT", 0, 1, HUGE, -1, 1.5, None, ["VALID"], b"VALID", "VALID\0",
+            "\ud800"]  # fmt: skip
+P = [0, -1, 0.5, 0.999999, math.nan, math.inf, -math.inf, -HUGE, 10**400, -(10**400), "2", None, [2], {},
+     Decimal("1.5"), torch.tensor(3), torch.tensor(3.0, requires_grad=True), torch.tensor([3.0]),
+     np.array(3.0)]  # fmt: skip
+RETURN_INDICES = [2, -1, HUGE, "yes", 0.5, 1.0, 0.0, None, [True], torch.tensor([True, False]),
+                  np.array([True, False])]  # fmt: skip
 
 BAD_VALUES = {
     "kernel_shape": [*LISTS, None],
@@ -35,7 +45,7 @@ BAD_VALUES = {
 OWN_BAD_VALUES = {
     "AveragePool": {"count_include_pad": FLAGS},
     "LpPool": {"p": P},
-    "MaxPool": {"storage_order": FLAGS, "return_indices": [2, -1, HUGE, "yes", 0.5, None, [True]]},
+    "MaxPool": {"storage_order": FLAGS, "return_indices": RETURN_INDICES},
     "GlobalLpPool": {"p": P},
 }
 
@@ -62,12 +72,21 @@ def test_functions_refuse_bad_attributes(operator, name, value, device):
 @pytest.mark.parametrize(("operator", "name", "value"), BAD_ATTRIBUTES, ids=identify)
 def test_layers_refuse_bad_attributes_at_construction(operator, name, value):
     """Whatever can be known before there is an input; a list's length must match that of kernel_shape."""
-    if name == "kernel_shape" and value in ([2], [2, 2, 2]):
+    if name == "kernel_shape" and isinstance(value, list) and value in ([2], [2, 2, 2]):
         pytest.skip("legal for inputs of another rank")
     attributes = ({} if operator in GLOBAL else {"kernel_shape": [2, 2]}) | {name: value}
     with pytest.raises(ValueError, match=rf"^{operator}: .*{name}") as refusal:
         getattr(torch_onnxpool, operator)(**attributes)
     assert f"got {name}=" in str(refusal.value), "the message shows the value"
+
+
+@pytest.mark.parametrize("operator", WINDOWED)
+@pytest.mark.parametrize("name", ["dilations", "pads", "strides"])
+def test_layers_blame_the_list_that_is_empty(operator, name):
+    """Also where no list says how many axes there are, or another than kernel_shape does."""
+    for others in ({}, {"strides": [1, 1]}, {"dilations": [1, 1]}, {"pads": [0, 0, 0, 0]}):
+        with pytest.raises(ValueError, match=rf"^{operator}: {name} must have .*got {name}=\[\]"):
+            getattr(torch_onnxpool, operator)(2, **{**others, name: []})
 
 
 @pytest.mark.parametrize("operator", WINDOWED)
@@ -232,7 +251,7 @@ def test_quantised_inputs(x, channels_last, device):
 
 
 @pytest.mark.parametrize("name", ["x_scale", "y_scale"])
-@pytest.mark.parametrize("value", [0.0, math.nan, math.inf, "1", [1.0, 2.0]])
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf, 10**400, "1", [1.0, 2.0]])
 def test_quantised_layers_refuse_bad_scales(name, value):
     with pytest.raises(ValueError, match=f"^QLinearGlobalAveragePool: .*{name}"):
         torch_onnxpool.QLinearGlobalAveragePool(**{name: value})
@@ -295,13 +314,15 @@ def test_unknown_attributes_are_a_type_error():
 
 @pytest.mark.parametrize("operator", WINDOWED)
 def test_spellings_of_the_same_attributes(operator, device):
-    """An int for a list, a tuple or torch.Size for a list, a bool for 0 and 1."""
+    """An int for a list, a tuple, torch.Size, array or tensor for a list, a bool for 0 and 1."""
     plain = {"kernel_shape": [2, 2], "strides": [2, 2], "dilations": [1, 1], "pads": [1, 1, 1, 1], "ceil_mode": 1}
     x = X.to(device)
     wanted = call(Case(operator, (), plain), [x])
     for other in (
         {"kernel_shape": 2, "strides": 2, "dilations": 1, "pads": 1, "ceil_mode": True},
         {"kernel_shape": (2, 2), "strides": torch.Size([2, 2]), "dilations": (1, 1), "pads": (1,) * 4, "ceil_mode": 1},
+        {"kernel_shape": np.array([2, 2]), "strides": torch.tensor([2, 2]), "pads": np.ones(4, int), "ceil_mode": 1},
+        {"kernel_shape": 2, "strides": np.uint8(2), "pads": [np.True_] * 4, "ceil_mode": np.True_},
     ):
         assert torch.equal(call(Case(operator, (), other), [x]), wanted)
         assert torch.equal(getattr(torch_onnxpool, operator)(**other)(x), wanted)

@@ -9,6 +9,8 @@ import os
 import pickle
 import subprocess
 import sys
+from enum import Enum
+from fractions import Fraction
 
 import numpy as np
 import onnx.defs
@@ -179,6 +181,41 @@ def test_integers_of_numpy_are_ints(operator):
     assert torch.equal(layer(x), plain(x))
     attributes = {"kernel_shape": np.int64(2), "strides": np.int32(2), "pads": 1}
     assert torch.equal(call(Case(operator, (), attributes), [x]), plain(x))
+
+
+class Padding(str, Enum):
+    VALID = "VALID"
+
+
+SPELLINGS = [
+    ("LpPool", "p", value, plain)
+    for value, plain in ((np.float64(3), 3.0), (np.float32(1.5), 1.5), (np.int64(3), 3), (Fraction(3, 2), 1.5),
+                         (True, 1), (2**63, 2.0**63))
+] + [
+    ("AveragePool", name, value, plain)
+    for name, value, plain in (("ceil_mode", np.int64(1), 1), ("ceil_mode", torch.tensor(1), 1),
+                               ("ceil_mode", np.True_, 1), ("count_include_pad", True, 1),
+                               ("auto_pad", np.str_("VALID"), "VALID"), ("auto_pad", Padding.VALID, "VALID"),
+                               ("strides", np.array([2, 1]), [2, 1]), ("pads", torch.tensor(1), 1),
+                               ("pads", (np.uint8(1), torch.tensor(1), 0, True), [1, 1, 0, 1]))
+] + [("MaxPool", "return_indices", value, True) for value in (1, np.True_, torch.tensor(True))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("operator", "name", "value", "plain"), SPELLINGS, ids=repr)
+def test_layers_hold_attributes_in_pythons_own_types(operator, name, value, plain):
+    """Which compilers and strict exports know; whatever they are written as."""
+    layer = getattr(torch_onnxpool, operator)(2, **{name: value})
+    held = getattr(layer, name)
+    items = held if isinstance(held, list) else [held]
+    assert (held, type(held), {*map(type, items)} <= {int, float, str, bool}) == (plain, type(plain), True)
+    assert repr(layer) == repr(getattr(torch_onnxpool, operator)(2, **{name: plain}))
+    x = torch.randn(1, 2, 5, 5)
+    assert_same_results(torch.compile(layer, fullgraph=True, backend="eager")(x), layer(x))
+    assert_same_results(torch.export.export(layer, (x,), strict=True).module()(x), layer(x))
+
+
+def assert_same_results(ours, theirs) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("operator", LAYERS)

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from torch_onnxpool._arguments import check_return_indices
+from torch_onnxpool._arguments import refuse_wrong_types
 from torch_onnxpool._registrations import OPERATORS, dispatch
 
 __all__ = [
@@ -123,6 +123,8 @@ def lp_pool(
 
     Opsets: 1 (p is a float), 2, 11, 18 (ceil_mode, dilations), 22 (bfloat16).
     """
+    if type(p) is not int and type(p) is not float:
+        refuse_wrong_types(_LP_POOL.onnx_name, p=p)
     return dispatch(
         _LP_POOL,
         (X,),
@@ -166,7 +168,8 @@ def max_pool(
 
     Opsets: 1, 8 (Indices, storage_order), 10 (ceil_mode, dilations), 11, 12 (int8, uint8), 22 (bfloat16).
     """
-    check_return_indices(return_indices)
+    if type(return_indices) is not bool:
+        refuse_wrong_types(_MAX_POOL.onnx_name, return_indices=return_indices)
     return dispatch(
         _MAX_POOL_WITH_INDICES if return_indices else _MAX_POOL,
         (X,),
@@ -242,6 +245,8 @@ def global_lp_pool(X: Tensor, *, p: float = 2) -> Tensor:
 
     Opsets: 1 (p is a float), 2, 22 (bfloat16).
     """
+    if type(p) is not int and type(p) is not float:
+        refuse_wrong_types(_GLOBAL_LP_POOL.onnx_name, p=p)
     return dispatch(_GLOBAL_LP_POOL, (X,), {"p": p})
 
 

@@ -14,14 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_onnxpool import _C, functional
-from torch_onnxpool._arguments import (
-    DEFAULTS,
-    LISTS,
-    as_list,
-    check_return_indices,
-    is_integer_scalar,
-    refuse_wrong_types,
-)
+from torch_onnxpool._arguments import DEFAULTS, as_list, plain
 from torch_onnxpool.functional import Ints
 
 __all__ = [
@@ -44,11 +37,11 @@ class _Pool(nn.Module):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__()
-        attributes = {n: int(v) if n in LISTS and is_integer_scalar(v) else v for n, v in attributes.items()}
-        _check(self.onnx_name, attributes)
         self._attribute_names = tuple(attributes)
         for name, value in attributes.items():
-            setattr(self, name, _as_onnx(value))
+            is_default = name in DEFAULTS and value is DEFAULTS[name]
+            setattr(self, name, value if is_default else plain(self.onnx_name, name, value))
+        _check(self.onnx_name, self.onnx_attributes())
 
     def onnx_attributes(self) -> dict[str, Any]:
         """The attributes that say something: those that differ from ONNX's defaults."""
@@ -59,21 +52,11 @@ class _Pool(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in self.onnx_attributes().items())
 
 
-def _as_onnx(value: Any) -> Any:
-    """Lists as lists, flags as ints, like an ONNX node prints them."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [int(item) for item in value]
-    return int(value) if isinstance(value, bool) else value
-
-
 def _check(onnx_name: str, attributes: dict[str, Any]) -> None:
-    optional_lists = ("dilations", "pads", "strides")
-    given = {name: value for name, value in attributes.items() if not (value is None and name in optional_lists)}
-    lists = {name: value for name, value in given.items() if name in LISTS and not isinstance(value, int)}
-    refuse_wrong_types(onnx_name, **{name: value for name, value in given.items() if name not in LISTS}, **lists)
+    lists = {name: value for name, value in attributes.items() if isinstance(value, list)}
     lengths = [len(value) // 2 if name == "pads" else len(value) for name, value in lists.items()]
-    rank = lengths[0] if lengths else 1  # an int fits every rank
-    given = {name: as_list(name, value, rank) for name, value in given.items()}
+    rank = next(filter(None, lengths), 1)  # an int fits every rank
+    given = {name: as_list(name, value, rank) for name, value in attributes.items()}
     _C.check_attributes(onnx_name, rank, given.pop("kernel_shape", [1] * rank), **given)
 
 
@@ -188,8 +171,7 @@ class MaxPool(_Pool):
             storage_order=storage_order,
             strides=strides,
         )
-        check_return_indices(return_indices)
-        self.return_indices = bool(return_indices)
+        self.return_indices = plain(self.onnx_name, "return_indices", return_indices)
 
     def forward(self, X: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         return functional.max_pool(
@@ -281,7 +263,7 @@ class _QuantizedPool(_Pool):
         is_number = isinstance(value, (float, int)) and not isinstance(value, bool)
         try:
             tensor = torch.as_tensor(value, dtype=torch.float32 if is_scale and is_number else None)
-        except (RuntimeError, TypeError, ValueError) as error:
+        except (OverflowError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"{self.onnx_name}: {name} must be a scalar, got {name}={value!r}") from error
         types = (torch.float32,) if is_scale else (torch.uint8, torch.int8)
         if tensor.dtype not in types or tensor.dim() > 1 or tensor.numel() != 1:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from onnx import NodeProto
 from torch import Tensor, nn
 
 from .. import layers
-from .._arguments import is_integer_scalar
 from . import nodes
 
 
@@ -28,7 +29,7 @@ def layer_from_node(node: NodeProto, opset_version: int) -> nn.Module:
     """
     if not isinstance(node, NodeProto):
         raise ValueError(f"layer_from_node: node must be an onnx.NodeProto, got {type(node).__name__}")
-    if not is_integer_scalar(opset_version):
+    if not isinstance(opset_version, Integral) or isinstance(opset_version, bool):
         raise ValueError(f"layer_from_node: opset_version must be an int, got opset_version={opset_version!r}")
     parsed = nodes.parse(node, int(opset_version))
     arguments = dict(parsed.attributes)
