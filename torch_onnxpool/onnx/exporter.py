@@ -13,8 +13,8 @@ import onnx
 import torch
 import torch.onnx.verification
 
-from .._arguments import is_integer_scalar
 from . import portability
+from .operators import checked_opset
 
 
 def export(
@@ -49,9 +49,7 @@ def export(
             its cause.
     """
     if opset_version is not None:
-        if isinstance(opset_version, bool) or not is_integer_scalar(opset_version):
-            raise ValueError(f"export: opset_version must be an int, got opset_version={opset_version!r}")
-        opset_version = int(opset_version)
+        opset_version = checked_opset("export", opset_version)
     with portability.portable() if portable else contextlib.nullcontext():
         if not dynamo and not isinstance(model, torch.export.ExportedProgram):
             return torch.onnx.export(model, args, f, opset_version=opset_version, dynamo=False, **options)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from numbers import Integral
-
 import torch
 from onnx import NodeProto
 from torch import Tensor, nn
 
 from .. import layers
 from . import nodes
+from .operators import checked_opset
 
 
 def layer_from_node(node: NodeProto, opset_version: int) -> nn.Module:
@@ -29,9 +28,7 @@ def layer_from_node(node: NodeProto, opset_version: int) -> nn.Module:
     """
     if not isinstance(node, NodeProto):
         raise ValueError(f"layer_from_node: node must be an onnx.NodeProto, got {type(node).__name__}")
-    if not isinstance(opset_version, Integral) or isinstance(opset_version, bool):
-        raise ValueError(f"layer_from_node: opset_version must be an int, got opset_version={opset_version!r}")
-    parsed = nodes.parse(node, int(opset_version))
+    parsed = nodes.parse(node, checked_opset("layer_from_node", opset_version))
     arguments = dict(parsed.attributes)
     # Some exporters write pads of zero beside auto_pad, where they say nothing. Our layers refuse to be told both.
     if parsed.has_idle_pads:

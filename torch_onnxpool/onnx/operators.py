@@ -5,7 +5,8 @@ This table is all that the exporters need to register themselves, so it imports 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from numbers import Integral
+from typing import Any, NamedTuple
 
 ONNX = ""
 MICROSOFT = "com.microsoft"
@@ -40,3 +41,10 @@ LAYERS = frozenset((operator.domain, operator.op_type) for operator in OPERATORS
 def canonical_domain(domain: str) -> str:
     """ "ai.onnx" is another spelling of the default domain."""
     return ONNX if domain == "ai.onnx" else domain
+
+
+def checked_opset(function: str, opset_version: Any) -> int:
+    """It as an int; ValueError, in the name of a public function, for anything else."""
+    if not isinstance(opset_version, Integral) or isinstance(opset_version, bool):
+        raise ValueError(f"{function}: opset_version must be an int, got opset_version={opset_version!r}")
+    return int(opset_version)
