@@ -6,6 +6,7 @@ The other engines' results are strict expected failures, named by their row: an 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -225,16 +226,15 @@ REPAIRED = [
     ),
 ]
 
-CEIL_CLIP = {"kernel_shape": [1, 1], "strides": [2, 2], "pads": [0, 0, 1, 1], "ceil_mode": 1}
+CEIL_CLIP = {"kernel_shape": [1, 1], "strides": [2, 2], "ceil_mode": 1}
 INFERRED = [
-    *(
-        Example("ceil-clip-inference", SHAPE_INFERENCE, o, ramp(1, 1, 2, 2), CEIL_CLIP, 21)
-        for o in ("AveragePool", "LpPool")
-    ),
-    *(
-        Example("ceil-clip-inference", SHAPE_INFERENCE, "MaxPool", ramp(1, 1, 2, 2), CEIL_CLIP, opset)
-        for opset in (10, 21)
-    ),
+    Example("ceil-clip-inference", SHAPE_INFERENCE, operator, ramp(1, 1, 2, 2), CEIL_CLIP | padding, opset)
+    for padding in ({"pads": [0, 0, 1, 1]}, {"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER"})
+    for operator, opset in [
+        *(("AveragePool", opset) for opset in (10, 11, 19)),
+        *(("LpPool", opset) for opset in (18, 21)),
+        *(("MaxPool", opset) for opset in (10, 11, 12, 21)),
+    ]
 ]
 
 
@@ -275,8 +275,9 @@ def test_a_neighbour_agrees(example):
 
 
 @pytest.mark.parametrize("opset", [22, 25])
-def test_inference_of_opset_22_agrees(opset):
-    example = dataclasses.replace(INFERRED[-1], opset=opset)
+@pytest.mark.parametrize("example", INFERRED, ids=str)
+def test_inference_of_opset_22_agrees(example, opset):
+    example = dataclasses.replace(example, opset=opset)
     assert example.row not in example.rows()
     assert inferred_shape(example) == list(example.ours()[0].shape)
 
@@ -294,6 +295,37 @@ def test_every_row_is_shown():
     elsewhere = {"unpool-shape", "empty-zero-point"}  # in test_unpool.py and test_quantized.py
     assert shown == {*ROW_IDS} - elsewhere
     assert len(ROW_IDS) == len(set(ROW_IDS)) == 21
+@pytest.mark.parametrize(
+    ("operator", "opset"), [("AveragePool", 10), ("AveragePool", 19), ("LpPool", 18), ("MaxPool", 10), ("MaxPool", 22)]
+)
+def test_inference_differs_where_its_row_says(operator, opset):
+    """And nowhere else, on one axis; without its size, wherever there is a size for which it does."""
+    padding = [{"auto_pad": auto_pad} for auto_pad in ("SAME_UPPER", "SAME_LOWER", "VALID")]
+    padding += [{"pads": list(pads)} for pads in itertools.product(range(2), range(4))]
+    for kernel, stride, where in itertools.product((1, 2, 3), (1, 2, 3, 4), padding):
+        attributes = {"kernel_shape": [kernel], "strides": [stride], "ceil_mode": 1} | where
+        pads, auto_pad = where.get("pads", [0, 0]), where.get("auto_pad", "NOTSET")
+        differs = False
+        for size in range(1, 9):
+            example = Example("ceil-clip-inference", SHAPE_INFERENCE, operator, ramp(1, 1, size), attributes, opset)
+            try:
+                windows = oracle.axis_windows(size, kernel, 1, stride, *pads, auto_pad, 1)
+            except ValueError:
+                continue
+            differs_here = inferred_shape(example)[2] != len(windows)
+            assert (example.row in example.rows()) == differs_here, (attributes, size)
+            differs |= differs_here
+        rows = ledger.rows_for(example.node, opset, engine=SHAPE_INFERENCE)
+        assert [row.id for row in rows] == [example.row] * differs, attributes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "uint8"])
+def test_onnxruntime_agrees_on_empty_windows_without_indices(dtype):
+    example = Example("empty-window", ONNXRUNTIME, "MaxPool", ramp(1, 1, 1, dtype=dtype), WITHOUT_DATUM)
+    assert example.rows(engine=ONNXRUNTIME) == []
+    assert_close(example.theirs(), example.ours())
+
+
 
 
 def test_unpool_shape():
@@ -327,13 +359,15 @@ def test_rows_of_attributes_need_no_shape(example):
 
 
 def test_rows_of_sizes_apply_where_sizes_are_open():
-    node = make_node("LpPool", **OVERHANG)
+    node = make_node("LpPool", **OVERHANG | {"strides": [4]})
     assert [row.id for row in ledger.rows_for(node, 21)] == ["ceil-clip-inference", "lp-ceil"]
     assert [row.id for row in ledger.rows_for(node, 21, input_shape=("N", 3, None))] == [
         "ceil-clip-inference",
         "lp-ceil",
     ]
-    assert ledger.rows_for(node, 21, input_shape=("N", 3, 5)) == ()
+    assert ledger.rows_for(node, 21, input_shape=("N", 3, 7)) == ()
+    # Windows that overlap leave nothing for one more, whatever the size.
+    assert [row.id for row in ledger.rows_for(make_node("LpPool", **OVERHANG), 21)] == ["lp-ceil"]
 
 
 def test_rows_of_values_need_values():
@@ -371,7 +405,7 @@ def test_rows_of_sizes_know_the_windows(seed):
         expected = {
             "empty-window": any(not data for data, _ in windows),
             "same-negative": same and reach < n,
-            "ceil-clip-inference": not same and reach < n + begin + end,
+            "ceil-clip-inference": reach < n + begin + end,
             "lp-ceil": not same and reach > n + begin + end,
         }
         rows = ledger.rows_for(make_node("LpPool", **attributes), 18, input_shape=(1, 1, n))

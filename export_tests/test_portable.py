@@ -131,6 +131,7 @@ FORMS = [
 ]
 
 
+    ("ceil-clip-inference", *AVERAGE, {"ceil_mode": 1, "auto_pad": "SAME_LOWER", "strides": [4, 4]}, ["AveragePool"]),
 @pytest.mark.parametrize("exporter", EXPORTERS)
 @pytest.mark.parametrize(("row", "operator", "attributes", "more", "expected"), FORMS)
 def test_form(row, operator, attributes, more, expected, exporter):

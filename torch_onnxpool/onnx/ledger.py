@@ -61,6 +61,11 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
+    @property
+    def reach(self) -> int:
+        """Where the last window ends, from where the first one begins."""
+        return (self.output - 1) * self.stride + self.effective_kernel
+
     """A node, and as much as is known about its input X. A size that is not known is None."""
 
     node: PoolNode
@@ -198,17 +203,18 @@ def _in_range(version: str, first: str, last: str) -> bool:
 # --- what the rows ask ---
 
 
-def _crops(axis: Axis) -> bool:
-    """The padding of SAME would be negative, were it not clamped at 0."""
-    return (axis.output - 1) * axis.stride + axis.effective_kernel < axis.input
-
-
 def _overhangs(axis: Axis) -> bool:
-    return (axis.output - 1) * axis.stride + axis.effective_kernel > axis.padded
+    return axis.reach > axis.padded
 
 
-def _drops_last_window(axis: Axis) -> bool:
-    return (axis.output - 1) * axis.stride + axis.effective_kernel < axis.padded
+def _falls_short(axis: Axis) -> bool:
+    """Without a clamp SAME would pad by less than 0; rounded up, there would be one more window, behind the input."""
+    return axis.reach < axis.padded
+
+
+def _can_fall_short(axis: Axis) -> bool:
+    """For some size of the input, with SAME or where sizes are rounded up."""
+    return axis.pad_end + axis.stride > axis.effective_kernel
 
 
 def _has_empty_window(axis: Axis) -> bool:
@@ -260,7 +266,7 @@ ROWS = (
             Difference(ONNXRUNTIME, "raises, or crops the input"),
             Difference(REFERENCE, "raises, or crops the input"),
         ),
-        lambda s: s.is_same and s.any_axis(_crops, lambda axis: axis.stride > axis.effective_kernel),
+        lambda s: s.is_same and s.any_axis(_falls_short, _can_fall_short),
         portable="explicit pads",
     ),
     Row(
@@ -276,10 +282,12 @@ ROWS = (
     ),
     Row(
         "ceil-clip-inference",
-        "ceil_mode=1 below opset 22, a last window that would start in the end padding",
+        "ceil_mode=1 below opset 22, a last window that would start behind the input",
         "the window is dropped",
         (Difference(SHAPE_INFERENCE, "keeps it"),),
-        lambda s: s.is_a(*_POOLS) and s.rounds_up and s.node.version < 22 and s.any_axis(_drops_last_window),
+        lambda s: (
+            s.is_a(*_POOLS) and s.has(ceil_mode=1) and s.node.version < 22 and s.any_axis(_falls_short, _can_fall_short)
+        ),
         portable="explicit end pads with ceil_mode=0",
     ),
     Row(
