@@ -144,6 +144,10 @@ EXAMPLES = [
     Example("empty-window", ONNXRUNTIME, "MaxPool", ramp(1, 3, 1), WITHOUT_DATUM, outputs=2),
     *(
         Example("empty-window", REFERENCE, operator, ramp(1, 1, 1), WITHOUT_DATUM)
+    *(
+        Example("empty-window", ONNXRUNTIME, "MaxPool", ramp(1, 1, 1, dtype="float16"), WITHOUT_DATUM, opset)
+        for opset in (10, 15, 22)
+    ),
         for operator in ("AveragePool", "MaxPool")
     ),
     Example("empty-window", TORCH, "MaxPool", ramp(1, 1, 1), WITHOUT_DATUM),

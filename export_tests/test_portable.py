@@ -31,7 +31,11 @@ import torch_onnxpool
 from torch_onnxpool.onnx import PortabilityWarning, ledger, portable
 
 PER_MODEL = 125
-TYPES = {"AveragePool": ("float32", "float16"), "LpPool": ("float32",), "MaxPool": ("float32", "float64", "uint8")}
+TYPES = {
+    "AveragePool": ("float32", "float16"),
+    "LpPool": ("float32",),
+    "MaxPool": ("float32", "float16", "float64", "uint8"),
+}
 
 
 class InBfloat16(torch.nn.Module):
@@ -205,6 +209,18 @@ def test_forms_of_every_opset(opset):
     assert_close(outputs, [output for pool in pools for output in outputs_of(pool, X)])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "opset"),
+    [(torch.float16, 10), (torch.float16, 15), (torch.float32, 10), (torch.float64, 11), (torch.int8, 12)],
+)
+@pytest.mark.parametrize("pads", [[1, 1], [2, 3]])
+def test_empty_windows(pads, dtype, opset):
+    """The lowest number of the element type, in onnxruntime too."""
+    layer, x = layer_of("MaxPool", kernel_shape=[2], dilations=[2], pads=pads), torch.ones(1, 1, 1, dtype=dtype)
+    proto = export_portably(layer, (x,), "torchscript", opset)
+    assert_close(run_onnxruntime(proto, [x.numpy()]), outputs_of(layer, x))
+
+
 @pytest.mark.parametrize("exporter", EXPORTERS)
 def test_dynamic_sizes(exporter):
     """What does not depend on sizes is portable without them; N and C may be open everywhere but in parts."""
@@ -247,6 +263,7 @@ WARNED = [
         {"kernel_shape": [1, 2], "pads": [0, 1, 0, 1], "dilations": [1, 2]} | INDICES,
         20,
     ),
+    ("empty-window", "MaxPool", X[:1, :1, 0, :1].half(), {"kernel_shape": [2], "pads": [1, 1], "dilations": [2]}, 20),
     ("rank", "AveragePool", X[None, None], {"kernel_shape": [1, 1, 2, 2]}, 20),
     ("dtypes", "AveragePool", X.double(), {"kernel_shape": [2, 2]}, 20),
     ("dtypes", "MaxPool", X.bfloat16(), {"kernel_shape": [2, 2]}, 22),

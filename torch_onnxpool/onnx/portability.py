@@ -323,7 +323,8 @@ class _Pool:
 
     def maximum(self, x: Any, axes: list[_Axis]) -> Sequence:
         has_empty_window = all(axis.input for axis in axes) and any(axis.has_empty_window for axis in axes)
-        marked = self.gives_indices or self.element_type == _BFLOAT16  # an engine's own lowest value is another one
+        # onnxruntime computes both types in float32, whose lowest value is another one
+        marked = self.gives_indices or self.element_type in (_FLOAT16, _BFLOAT16)
         if not any(axis.pads_exceed_kernel for axis in axes) and not (has_empty_window and marked):
             return self.plain(x, axes)
         self.require_sizes(axes)
