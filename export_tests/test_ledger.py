@@ -15,7 +15,7 @@ import onnxruntime
 import oracle
 import pytest
 import torch
-from cases import WINDOWED, numpy_type, random_case
+from cases import GLOBAL, WINDOWED, numpy_type, random_case
 from exporting import (
     assert_close,
     make_node,
@@ -103,6 +103,8 @@ WITHOUT_DATUM = {"kernel_shape": [2], "dilations": [2], "pads": [1, 1]}
 WHOLE = {"kernel_shape": [3]}
 RANK_4 = {"kernel_shape": [2, 2, 2, 2]}
 COUNTED = {"count_include_pad": 1}
+# What onnxruntime has kernels for in opset 5.
+OF_OPSET_5 = [("LpPool", WHOLE), ("MaxPool", WHOLE), *((operator, {}) for operator in GLOBAL)]
 LONG = np.zeros((1, 1, 2**24 + 3), np.float32)
 
 EXAMPLES = [
@@ -169,6 +171,8 @@ EXAMPLES = [
     ),
     Example("dtypes", ONNXRUNTIME, "GlobalLpPool", ramp(1, 1, 4, dtype="float64"), {}),
     Example("dtypes", ONNXRUNTIME, "MaxPool", ramp(1, 1, 4, dtype="bfloat16"), WHOLE, 22),
+    *(Example("dtypes", ONNXRUNTIME, "MaxPool", ramp(1, 1, 4, dtype="float64"), WHOLE, opset) for opset in (1, 7)),
+    *(Example("dtypes", ONNXRUNTIME, o, ramp(1, 1, 4, dtype="float16"), a, 5) for o, a in OF_OPSET_5),
     Example("global-lp-22", ONNXRUNTIME, "GlobalLpPool", ramp(1, 1, 4), {}, 22),
     Example("v1-kernels", ONNXRUNTIME, "AveragePool", ramp(1, 1, 4), WHOLE, 6),
     Example("v1-kernels", ONNXRUNTIME, "LpPool", ramp(1, 1, 4), WHOLE, 1),
@@ -214,7 +218,12 @@ NEIGHBOURS = [
         Example("dtypes", ONNXRUNTIME, "MaxPool", ramp(1, 1, 4, dtype=dtype), WHOLE)
         for dtype in ("float16", "float32", "float64", "int8", "uint8")
     ),
+    *(
+        Example("dtypes", ONNXRUNTIME, "MaxPool", ramp(1, 1, 4, dtype=dtype), WHOLE, opset)
+        for dtype, opset in [("float64", 8), ("int8", 12), ("uint8", 12)]
+    ),
     *(Example("dtypes", ONNXRUNTIME, o, ramp(1, 1, 4, dtype="float16"), WHOLE) for o in ("AveragePool", "LpPool")),
+    *(Example("dtypes", ONNXRUNTIME, o, ramp(1, 1, 4, dtype="float16"), a, 6) for o, a in OF_OPSET_5),
     Example("global-lp-22", ONNXRUNTIME, "GlobalLpPool", ramp(1, 1, 4), {}, 21),
     Example("v1-kernels", ONNXRUNTIME, "AveragePool", ramp(1, 1, 4), WHOLE, 7),
     Example("v1-kernels", ONNXRUNTIME, "LpPool", ramp(1, 1, 4), WHOLE, 2),

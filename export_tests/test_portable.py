@@ -282,12 +282,14 @@ def test_warns(row, operator, x, attributes, opset, exporter):
 
 
 def loud_export(layer, x, exporter, opset, **options):
-    file = {"f": io.BytesIO(), "dynamo": False} if exporter == "torchscript" else {}
+    file = io.BytesIO()
+    how = {"f": file, "dynamo": False} if exporter == "torchscript" else {}
     model = torch.export.export(layer, (x,)) if exporter == "program" else layer
     with warnings.catch_warnings():
         for warning in WARNINGS[:-1]:  # the last one is that of the ledger
             warnings.filterwarnings("ignore", warning)
-        return torch.onnx.export(model, (x,), opset_version=opset, verbose=False, **file, **options)
+        program = torch.onnx.export(model, (x,), opset_version=opset, verbose=False, **how, **options)
+    return onnx.load_from_string(file.getvalue()) if program is None else program.model_proto
 
 
 def test_the_warning_for_v1_names_the_opset():
@@ -310,8 +312,26 @@ def test_the_warning_for_v1_names_the_opset():
 )
 def test_without_a_portable_form_the_warning_says_why(layer, x, options, reason):
     with portable(), pytest.warns(PortabilityWarning, match=f"It has no portable form here: .*{reason}"):
-        proto = loud_export(layer, x, "dynamo", 20, **options).model_proto
+        proto = loud_export(layer, x, "dynamo", 20, **options)
     assert [node.op_type for node in proto.graph.node] == [type(layer).__name__]
+
+
+@pytest.mark.parametrize(
+    ("opset", "layer", "x", "reason"),
+    [
+        (5, layer_of("GlobalMaxPool"), X.half(), "no kernel for float16 below opset 6, export at opset 6 or above"),
+        (5, layer_of("MaxPool", kernel_shape=[2, 2]), X.half(), "no kernel for float16 below opset 6"),
+        (7, layer_of("MaxPool", kernel_shape=[2, 2]), X.double(), "no kernel for float64 below opset 8"),
+        (7, layer_of("MaxPool", kernel_shape=[1, 1, 2, 2]), X.double()[None, None], "float64 below opset 8"),
+        (1, layer_of("MaxPool", kernel_shape=[2, 2], pads=[2, 0, 0, 0]), X, "no Cast below opset 6, export at opset 6"),
+        (5, layer_of("LpPool", kernel_shape=[1, 1, 2, 2]), X[None, None], "no Cast below opset 6"),
+    ],
+)
+def test_old_opsets_without_a_portable_form(opset, layer, x, reason):
+    """The node itself is written, and nothing beside it."""
+    with portable(), pytest.warns(PortabilityWarning, match=f"It has no portable form here: .*{reason}"):
+        proto = loud_export(layer, x, "torchscript", opset)
+    assert only_node(proto).op_type == type(layer).__name__
 
 
 def test_rows_say_what_helps():

@@ -6,6 +6,7 @@ a node falls under it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,8 +31,10 @@ TORCH = "torch"
 MEASURED_ONNXRUNTIME = "1.31.1"
 
 _FLOAT32_INTEGERS = 2**24  # the integers that float32 can tell apart
-_ONNXRUNTIME_TYPES = {"tensor(float)", "tensor(float16)"}
-_ONNXRUNTIME_MAXPOOL_TYPES = {*_ONNXRUNTIME_TYPES, "tensor(double)", "tensor(int8)", "tensor(uint8)"}
+
+# What onnxruntime's CPU provider pools, and from which opset on. Around float16 it writes Casts, as of opset 6.
+_ONNXRUNTIME_TYPES = {"tensor(float)": 1, "tensor(float16)": 6}
+_ONNXRUNTIME_MAXPOOL_TYPES = _ONNXRUNTIME_TYPES | {"tensor(double)": 8, "tensor(int8)": 12, "tensor(uint8)": 12}
 
 
 class Axis(NamedTuple):
@@ -58,14 +61,14 @@ class Axis(NamedTuple):
     def effective_kernel(self) -> int:
         return (self.kernel - 1) * self.dilation + 1
 
-
-@dataclass(frozen=True)
-class Subject:
     @property
     def reach(self) -> int:
         """Where the last window ends, from where the first one begins."""
         return (self.output - 1) * self.stride + self.effective_kernel
 
+
+@dataclass(frozen=True)
+class Subject:
     """A node, and as much as is known about its input X. A size that is not known is None."""
 
     node: PoolNode
@@ -192,6 +195,11 @@ def rows_for(
 
 def row(row_id: str) -> Row:
     return next(row for row in ROWS if row.id == row_id)
+
+
+def onnxruntime_pools_since(op_type: str, element_type: str) -> float:
+    """The first opset in which onnxruntime can pool elements of this type, infinity if there is none."""
+    return (_ONNXRUNTIME_MAXPOOL_TYPES if op_type == "MaxPool" else _ONNXRUNTIME_TYPES).get(element_type, math.inf)
 
 
 def _in_range(version: str, first: str, last: str) -> bool:
@@ -415,13 +423,18 @@ ROWS = (
     ),
     Row(
         "dtypes",
-        "float64, bfloat16",
+        "float64, bfloat16; float16 below opset 6",
         "supported",
-        (Difference(ONNXRUNTIME, "the CPU provider has no bfloat16, and float64 for MaxPool only"),),
+        (
+            Difference(
+                ONNXRUNTIME,
+                "the CPU provider has float16 from opset 6 on, float64 for MaxPool from opset 8 on, no bfloat16",
+            ),
+        ),
         lambda s: (
             s.is_a(*_POOLS, "MaxUnpool")
             and s.element_type is not None
-            and s.element_type not in (_ONNXRUNTIME_MAXPOOL_TYPES if s.is_a("MaxPool") else _ONNXRUNTIME_TYPES)
+            and s.node.opset < onnxruntime_pools_since(s.node.op_type, s.element_type)
         ),
         portable="bfloat16 as float32 between two Casts, global operators on float64 as Reduce operators",
         remedy="cast the input to float32",

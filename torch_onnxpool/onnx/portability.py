@@ -20,13 +20,15 @@ import torch
 from onnx import TensorProto
 
 from .. import _geometry
-from . import nodes, schemas
+from . import ledger, nodes, schemas
 from .operators import ONNX, OPERATORS
 
 if TYPE_CHECKING:
     from .emission import Graph
 
-_FLOAT16, _BFLOAT16, _FLOAT, _DOUBLE = (f"tensor({name})" for name in ("float16", "bfloat16", "float", "double"))
+_FLOAT16, _BFLOAT16, _FLOAT, _DOUBLE, _INT64 = (
+    f"tensor({name})" for name in ("float16", "bfloat16", "float", "double", "int64")
+)
 _TORCH_TYPES = {
     _FLOAT16: torch.float16,
     _BFLOAT16: torch.bfloat16,
@@ -35,7 +37,12 @@ _TORCH_TYPES = {
     "tensor(int8)": torch.int8,
     "tensor(uint8)": torch.uint8,
 }
-_ONNX_TYPES = {_FLOAT16: TensorProto.FLOAT16, _BFLOAT16: TensorProto.BFLOAT16, _FLOAT: TensorProto.FLOAT}
+_ONNX_TYPES = {
+    _FLOAT16: TensorProto.FLOAT16,
+    _BFLOAT16: TensorProto.BFLOAT16,
+    _FLOAT: TensorProto.FLOAT,
+    _INT64: TensorProto.INT64,
+}
 
 # onnxruntime's CPU provider pools over no more axes at once.
 _MOST_AXES = 3
@@ -149,12 +156,16 @@ class _Pool:
     attributes: dict[str, Any]
 
     def write(self) -> Sequence:
+        since = ledger.onnxruntime_pools_since(OPERATORS[self.operator].op_type, schemas.type_name(self.computed_type))
+        if self.graph.opset < since < math.inf:
+            rule = f"has no kernel for {self.computed_type} below opset {since}"
+            raise Unportable(f"onnxruntime {rule}, export at opset {since} or above")
         if self.operator.startswith("global_"):
             return [self.whole_plane()]
         if self.graph.opset < {"average_pool": 7, "lp_pool": 2}.get(self.operator, 1):
             raise Unportable("onnxruntime has no kernel for this opset, export at opset 7 or above")
-        if self.element_type == _DOUBLE and not self.is_max:
-            raise Unportable("onnxruntime has no kernel for float64, cast the input to float32")
+        if since == math.inf:
+            raise Unportable(f"onnxruntime has no kernel for {self.computed_type}, cast the input to float32")
         if len(self.shape) - 2 > _MOST_AXES:
             return [self.window_in_parts()]
         return self.window(self.x, self.axes())
@@ -166,11 +177,13 @@ class _Pool:
         return output
 
     def cast(self, value: Any, element_type: str) -> Any:
+        if self.graph.opset < 6:
+            raise Unportable("onnxruntime has no Cast below opset 6, export at opset 6 or above")
         return self.one("Cast", value, to=_ONNX_TYPES[element_type])
 
     def ints(self, *values: int) -> Any:
         if self.graph.opset < 9:  # Constant knows only floating types there
-            return self.one("Cast", self.graph.constant(np.array(values, np.float64)), to=TensorProto.INT64)
+            return self.cast(self.graph.constant(np.array(values, np.float64)), _INT64)
         return self.graph.constant(np.array(values, np.int64))
 
     def number(self, value: float) -> Any:
