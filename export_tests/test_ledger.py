@@ -145,11 +145,11 @@ EXAMPLES = [
     Example("max-nan", REFERENCE, "MaxPool", row_of(NAN, 2, 3), WHOLE),
     Example("empty-window", ONNXRUNTIME, "MaxPool", ramp(1, 3, 1), WITHOUT_DATUM, outputs=2),
     *(
-        Example("empty-window", REFERENCE, operator, ramp(1, 1, 1), WITHOUT_DATUM)
-    *(
         Example("empty-window", ONNXRUNTIME, "MaxPool", ramp(1, 1, 1, dtype="float16"), WITHOUT_DATUM, opset)
         for opset in (10, 15, 22)
     ),
+    *(
+        Example("empty-window", REFERENCE, operator, ramp(1, 1, 1), WITHOUT_DATUM)
         for operator in ("AveragePool", "MaxPool")
     ),
     Example("empty-window", TORCH, "MaxPool", ramp(1, 1, 1), WITHOUT_DATUM),
@@ -295,19 +295,6 @@ def test_inference_of_opset_22_agrees(example, opset):
     assert inferred_shape(example) == list(example.ours()[0].shape)
 
 
-@pytest.mark.parametrize("example", REPAIRED, ids=str)
-def test_repaired_engines_agree(example):
-    assert example.row in example.rows(engine=example.engine)
-    assert example.row in example.rows(engine=example.engine, engine_version="1.24.1")
-    assert example.row not in example.rows(engine=example.engine, engine_version=onnxruntime.__version__)
-    assert_close(example.theirs(), example.ours())
-
-
-def test_every_row_is_shown():
-    shown = {example.row for example in [*EXAMPLES, *INFERRED, *REPAIRED]}
-    elsewhere = {"unpool-shape", "empty-zero-point"}  # in test_unpool.py and test_quantized.py
-    assert shown == {*ROW_IDS} - elsewhere
-    assert len(ROW_IDS) == len(set(ROW_IDS)) == 21
 @pytest.mark.parametrize(
     ("operator", "opset"), [("AveragePool", 10), ("AveragePool", 19), ("LpPool", 18), ("MaxPool", 10), ("MaxPool", 22)]
 )
@@ -339,6 +326,19 @@ def test_onnxruntime_agrees_on_empty_windows_without_indices(dtype):
     assert_close(example.theirs(), example.ours())
 
 
+@pytest.mark.parametrize("example", REPAIRED, ids=str)
+def test_repaired_engines_agree(example):
+    assert example.row in example.rows(engine=example.engine)
+    assert example.row in example.rows(engine=example.engine, engine_version="1.24.1")
+    assert example.row not in example.rows(engine=example.engine, engine_version=onnxruntime.__version__)
+    assert_close(example.theirs(), example.ours())
+
+
+def test_every_row_is_shown():
+    shown = {example.row for example in [*EXAMPLES, *INFERRED, *REPAIRED]}
+    elsewhere = {"unpool-shape", "empty-zero-point"}  # in test_unpool.py and test_quantized.py
+    assert shown == {*ROW_IDS} - elsewhere
+    assert len(ROW_IDS) == len(set(ROW_IDS)) == 21
 
 
 def test_unpool_shape():

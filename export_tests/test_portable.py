@@ -131,11 +131,11 @@ FORMS = [
     ("valid-ceil", *MAX, {"auto_pad": "VALID", "ceil_mode": 1, "strides": [3, 3]}, ["MaxPool"]),
     ("lp-ceil", *LP, {"ceil_mode": 1, "strides": [3, 3]}, ["LpPool"]),
     ("ceil-clip-inference", *MAX, {"ceil_mode": 1, "pads": [0, 0, 1, 2], "strides": [4, 4]}, ["MaxPool"]),
+    ("ceil-clip-inference", *AVERAGE, {"ceil_mode": 1, "auto_pad": "SAME_LOWER", "strides": [4, 4]}, ["AveragePool"]),
     ("cip-asymmetric", *AVERAGE, {"pads": [0, 0, 1, 2], "count_include_pad": 1}, ["Pad", "Slice", "AveragePool"]),
 ]
 
 
-    ("ceil-clip-inference", *AVERAGE, {"ceil_mode": 1, "auto_pad": "SAME_LOWER", "strides": [4, 4]}, ["AveragePool"]),
 @pytest.mark.parametrize("exporter", EXPORTERS)
 @pytest.mark.parametrize(("row", "operator", "attributes", "more", "expected"), FORMS)
 def test_form(row, operator, attributes, more, expected, exporter):
@@ -325,6 +325,8 @@ def test_without_a_portable_form_the_warning_says_why(layer, x, options, reason)
         (7, layer_of("MaxPool", kernel_shape=[1, 1, 2, 2]), X.double()[None, None], "float64 below opset 8"),
         (1, layer_of("MaxPool", kernel_shape=[2, 2], pads=[2, 0, 0, 0]), X, "no Cast below opset 6, export at opset 6"),
         (5, layer_of("LpPool", kernel_shape=[1, 1, 2, 2]), X[None, None], "no Cast below opset 6"),
+        (10, layer_of("MaxPool", kernel_shape=[2, 2], pads=[2, 0, 0, 0]), X.double(), "from opset 11 on, export at"),
+        (10, layer_of("MaxPool", kernel_shape=[2, 2], pads=[2, 0, 0, 0], **INDICES), X.double(), "from opset 11 on"),
     ],
 )
 def test_old_opsets_without_a_portable_form(opset, layer, x, reason):

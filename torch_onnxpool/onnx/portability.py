@@ -200,7 +200,9 @@ class _Pool:
         if not any([*begins, *ends]):
             return x
         pads = [0, 0, *begins, 0, 0, *ends]
-        if self.graph.opset < 11:
+        if self.graph.opset < 11:  # value is an attribute there, in float32
+            if abs(value) > float(np.finfo(np.float32).max):
+                raise Unportable("Pad takes float64 values from opset 11 on, export at opset 11 or above")
             return self.one("Pad", x, pads=pads, value=float(value))
         return self.one("Pad", x, self.ints(*pads), self.number(value))
 
