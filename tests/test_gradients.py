@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -426,6 +427,41 @@ def test_functional_tangents(operator, device):
         (grad,) = torch.autograd.grad(y, leaf, forward_ad.make_dual(torch.ones_like(y), y.detach()))
         tangent = forward_ad.unpack_dual(grad).tangent
     torch.testing.assert_close(tangent, torch.func.vjp(function, x)[1](y.detach())[0])
+
+
+def loss_by_torch(x: torch.Tensor, p: float) -> torch.Tensor:
+    """Of lp_pool(x, 2, p=p), for an input of [N, C, D1, D2]."""
+    windows = x.unfold(2, 2, 1).unfold(3, 2, 1)
+    return windows.abs().pow(p).sum((-2, -1)).pow(1 / p).pow(3).sum()
+
+
+MODES = (torch.func.jacfwd, torch.func.jacrev)
+ORDERS = [*itertools.product(MODES, repeat=2), *itertools.product(MODES, repeat=3)]
+
+
+@pytest.mark.parametrize("modes", ORDERS, ids=lambda modes: " of ".join(mode.__name__ for mode in modes))
+@pytest.mark.parametrize("p", [1, 1.5, 2, 2.7, 3])
+def test_derivatives_of_derivatives(p, modes, device):
+    """In all combinations of modes; called by either way."""
+    x = torch.randn(1, 1, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
+
+    def derivative(function):
+        return functools.reduce(lambda function, mode: mode(function), reversed(modes), function)(x)
+
+    expected = derivative(lambda x: loss_by_torch(x, p))
+    for lp_pool in (torch_onnxpool.lp_pool, torch.ops.torch_onnxpool.lp_pool):
+        actual = derivative(lambda x, lp_pool=lp_pool: lp_pool(x, [2, 2], p=p).pow(3).sum())
+        torch.testing.assert_close(actual, expected)
+
+
+def test_forward_over_forward(device):
+    x = torch.tensor([[[3.0, 4.0]]], dtype=torch.float64, device=device)
+    v = torch.tensor([[[1.0, 0.0]]], dtype=torch.float64, device=device)
+
+    def slope(x):
+        return torch.func.jvp(torch_onnxpool.global_lp_pool, (x,), (v,))[1]
+
+    assert torch.func.jvp(slope, (x,), (v,))[1].item() == pytest.approx(16 / 125)
 
 
 def test_tangents_beside_indices(device):

@@ -8,6 +8,7 @@ import torch
 from cases import CASES, GLOBAL, LAYOUTS, UNPOOL_CASES, WINDOWED, Case, cases
 from tensors import arrange, call, to_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.export import Dim
 from torch.library import opcheck
 
@@ -351,6 +352,53 @@ def test_compile(case, device):
 @pytest.mark.parametrize("case", [SMALL[0], SMALL[2]], ids=lambda c: c.operator)
 def test_compile_with_inductor(case, device):
     assert_compiles(case, "inductor", device)
+
+
+def loss(case: Case, x: torch.Tensor) -> torch.Tensor:
+    return call(case, [x]).pow(3).sum()
+
+
+TRANSFORMED = {
+    "jvp": lambda case, x: torch.func.jvp(lambda x: call(case, [x]), (x,), (x.sin(),))[1],
+    "jacfwd": lambda case, x: torch.func.jacfwd(lambda x: call(case, [x]))(x),
+    "jacrev": lambda case, x: torch.func.jacrev(lambda x: call(case, [x]))(x),
+    "grad": lambda case, x: torch.func.grad(lambda x: loss(case, x))(x),
+    "hessian": lambda case, x: torch.func.hessian(lambda x: loss(case, x))(x),
+    "grad of vmap": lambda case, x: torch.func.vmap(torch.func.grad(lambda sample: loss(case, sample[None])))(x),
+}
+
+
+@pytest.mark.parametrize("transformed", TRANSFORMED.values(), ids=TRANSFORMED)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("operator", ["AveragePool", "LpPool", "MaxPool"])
+def test_compile_transforms(operator, backend, transformed, device):
+    torch._dynamo.reset()
+    case = Case(operator, (2, 1, 4, 3), {"kernel_shape": [2, 2], **({"p": 3} if operator == "LpPool" else {})})
+    x = torch.randn(case.shape, dtype=torch.float64, device=device)
+    compiled = torch.compile(lambda x: transformed(case, x), backend=backend, fullgraph=True)(x)
+    torch.testing.assert_close(compiled, transformed(case, x))
+
+
+WAYS = {
+    "operator": lambda layer, x: lambda x: torch.ops.torch_onnxpool.lp_pool(x, [2, 2], p=3),
+    "exported": lambda layer, x: torch.export.export(layer, (x,)).module(),
+    "traced": torch.jit.trace,
+    "compiled": lambda layer, x: torch.compile(layer, backend="aot_eager", fullgraph=True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tangents_by_every_way(way, device):
+    """None of them may give zeros."""
+    torch._dynamo.reset()
+    x, tangent = torch.randn(2, 1, 1, 4, 3, dtype=torch.float64, device=device)
+    layer = torch_onnxpool.LpPool(2, p=3)
+    _, expected = torch.func.jvp(layer, (x,), (tangent,))
+    called = WAYS[way](layer, x)
+    with forward_ad.dual_level():
+        torch.testing.assert_close(forward_ad.unpack_dual(called(forward_ad.make_dual(x, tangent))).tangent, expected)
+    if way != "compiled":  # torch wants its transforms to be compiled too
+        torch.testing.assert_close(torch.func.jvp(called, (x,), (tangent,))[1], expected)
 
 
 def test_compile_max_pool_with_indices(device):

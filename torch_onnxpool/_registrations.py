@@ -1,8 +1,8 @@
 """What the dispatcher needs beside the native kernels: fake kernels, gradients and batching rules.
 
-A gradient is stated once, by an ``Operator``, and serves three routes: the formula registered with the dispatcher (when
-compiling or tracing), ``PlainPoolFunction`` in eager mode (a third of the price per call), and ``PoolFunction`` for who
-watches it: functorch's transforms, forward-mode derivatives, modes and subclasses.
+A gradient is stated once, by an ``Operator``, and comes by two routes: plain tensors take it along from the start, at a
+third of the price per call; for whoever else calls or watches (compilers, exported models, functorch's transforms,
+forward-mode derivatives, modes, subclasses) the dispatcher asks for it.
 Autocast needs nothing: every type is computed in at least float32.
 
 Every native operator has two overloads. ``default`` takes ONNX's attributes as its arguments and is what compilers,
@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.fx
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from torch_onnxpool import _C
@@ -37,14 +38,12 @@ has_torch_function = torch.overrides.has_torch_function_unary
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 is_grad_enabled = torch.is_grad_enabled
 is_tracing = torch._C._is_tracing
+keys_after_autograd = torch._C._after_autograd_keyset
 
 
 def _qualified(name: str) -> str:
     return f"torch_onnxpool::{name}"
 
-
-# An operator and its attributes.
-Call = tuple["Operator", dict[str, Any]]
 
 # Tensors that no one but the kernels looks into.
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
@@ -56,6 +55,9 @@ def _is_plain(X: Tensor) -> bool:
         return False
     return type(X) in _PLAIN_TENSORS and not (has_torch_function(X) or count_dispatch_modes() or is_tracing())
 
+
+# An operator, its attributes, and what computes one of its native operators by tensors and attributes.
+Call = tuple["Operator", dict[str, Any], Callable]
 
 # Registrations that hold as long as this does.
 _LIBRARY = torch.library.Library("torch_onnxpool", "IMPL")
@@ -72,14 +74,18 @@ class NativeOperator:
         self.op: torch._ops.OpOverload = overloads.default
         self._eager = torch._C._dispatch_find_schema_or_throw(overloads.eager._schema.name, "eager")
 
+    def call(self, tensors: Sequence[Tensor], attributes: dict[str, Any]) -> Any:
+        """The results, by the overload that all can watch and differentiate."""
+        return self.op(*tensors, **schema_arguments(tensors, attributes))
+
     def compute(self, tensors: Sequence[Tensor], attributes: dict[str, Any]) -> Any:
-        """The results, of which autograd knows nothing."""
+        """The same where no derivative is wanted."""
         if _is_plain(tensors[0]):
             return self.compute_plain(tensors, attributes)
-        return self._compute_by_default_overload(tensors, attributes)
+        return self.call(tensors, attributes)
 
     def compute_plain(self, tensors: Sequence[Tensor], attributes: dict[str, Any]) -> Any:
-        """The same for plain tensors."""
+        """The same of plain tensors."""
         arguments = eager_arguments(self._eager, tensors, attributes)
         if arguments is None:  # an int in place of a list, or what no operator takes
             arguments = eager_arguments(self._eager, tensors, schema_arguments(tensors, attributes))
@@ -88,11 +94,28 @@ class NativeOperator:
                 return call_boxed(*arguments)
             except NotImplementedError:  # no kernel for the device: the other overload has one for meta tensors
                 pass
-        return self._compute_by_default_overload(tensors, attributes)
+        return self.call(tensors, attributes)
 
-    def _compute_by_default_overload(self, tensors: Sequence[Tensor], attributes: dict[str, Any]) -> Any:
-        with below_autograd():
-            return self.op(*tensors, **schema_arguments(tensors, attributes))
+    def register_autograd(self, operator: Operator, function: type[torch.autograd.Function], inputs: int) -> None:
+        """Has a function differentiate the default overload.
+
+        ``torch.library.register_autograd`` loses the tangents of forward mode, and refuses functorch's transforms.
+        """
+        apply = _apply_of(function)
+
+        def differentiable(keys: torch._C.DispatchKeySet, *arguments: Any, **keyword_only: Any) -> Any:
+            modes = is_grad_enabled(), forward_ad._is_fwd_grad_enabled()
+
+            def compute(tensors: Sequence[Tensor], attributes: dict[str, Any]) -> Any:
+                # The function has turned off modes that outer transforms, which come next, still need.
+                with below_autograd(), torch.set_grad_enabled(modes[0]), forward_ad._set_fwd_grad_enabled(modes[1]):
+                    return self.op.redispatch(keys & keys_after_autograd, *tensors, **attributes)
+
+            tensors, attributes = _split(arguments, inputs, keyword_only)
+            with enable_single_level_autograd_function():  # this transform's alone
+                return apply((operator, attributes, compute), *tensors)
+
+        _LIBRARY.impl(self.name, differentiable, "Autograd", with_keyset=True)
 
 
 @functools.cache  # with and without indices, operators have the same one
@@ -149,7 +172,7 @@ class Operator:
             return None
         kept = self.with_gradient_needs(kept, attributes)
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:  # the gradient will itself be differentiated
-            return GradientFunction.apply((self, attributes), grad_Y, *kept)
+            return self.backward.call((grad_Y, *kept), attributes)
         return self.backward.compute((grad_Y, *kept), attributes)
 
     def tangent(self, X_tangent: Tensor, *kept: Tensor, **attributes: Any) -> Tensor:
@@ -418,108 +441,77 @@ def _split(
     return arguments[:tensor_count], {**attributes, **(keyword_only or {})}
 
 
-def _register_gradient(operator: Operator) -> None:
-    def setup_context(ctx, inputs, output, keyword_only_inputs=None):
-        tensors, ctx.attributes = _split(inputs, operator.inputs, keyword_only_inputs)
-        operator.remember(ctx, tensors, output)
-        ctx.input_count = len(inputs)
-
-    def backward(ctx, grad_Y, *_):
-        grad_X = operator.gradient(grad_Y, *ctx.saved_tensors, **ctx.attributes)
-        return (grad_X, *[None] * (ctx.input_count - 1))
-
-    torch.library.register_autograd(_qualified(operator.name), backward, setup_context=setup_context)
+def _apply_of(function: type[torch.autograd.Function]) -> Callable:
+    """What its ``apply`` calls next: the one of Python binds arguments through inspect.signature on every call."""
+    return super(torch.autograd.Function, function).apply
 
 
-def _register_second_gradient(operator: Operator) -> None:
-    def setup_context(ctx, inputs, output, keyword_only_inputs=None):
-        tensors, ctx.attributes = _split(inputs, operator.backward_inputs, keyword_only_inputs)
-        ctx.save_for_backward(*tensors)
-        ctx.input_count = len(inputs)
+def _formula(jvp: Callable) -> Callable:
+    """A ``jvp`` that may itself be differentiated forwards, by an outer level.
 
-    def backward(ctx, grad_grad_X):
-        gradients = operator.second_gradient(grad_grad_X, *ctx.saved_tensors, **ctx.attributes)
-        return (*gradients, *[None] * (ctx.input_count - len(gradients)))
+    torch calls it with forward mode off. With forward mode on, what was saved must not have this level's tangents.
+    """
 
-    torch.library.register_autograd(_qualified(operator.backward.name), backward, setup_context=setup_context)
+    @functools.wraps(jvp)
+    def formula(ctx: Any, *tangents: Tensor | None) -> Any:
+        primals = (
+            forward_ad.unpack_dual(saved, level=0).primal if saved.is_floating_point() else saved
+            for saved in ctx.saved_tensors
+        )
+        with forward_ad._set_fwd_grad_enabled(True):
+            return jvp(ctx, tangents, *primals)
+
+    return formula
 
 
 class PoolFunction(torch.autograd.Function):
-    """An operator and its gradient, under functorch's transforms, modes and for subclasses."""
+    """An operator and its gradient."""
 
     @staticmethod
-    def forward(call: Call, *tensors: Tensor):
-        operator, attributes = call
-        return operator.forward.compute(tensors, attributes)
+    def forward(ctx, call: Call, *tensors: Tensor):
+        operator, attributes, compute = ctx.call = call
+        result = compute(tensors, attributes)
+        ctx.save_for_forward(*operator.remember(ctx, tensors, result))
+        return result
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.call, *tensors = inputs
-        ctx.save_for_forward(*ctx.call[0].remember(ctx, tensors, output))
-
-    @staticmethod
-    def jvp(ctx, _, X_tangent, *__):
-        operator, attributes = ctx.call
-        tangent = operator.tangent(X_tangent, *ctx.saved_tensors, **attributes)
+    @_formula
+    def jvp(ctx, tangents, *kept):
+        operator, attributes, _ = ctx.call
+        tangent = operator.tangent(tangents[1], *kept, **attributes)
         return (tangent, None) if operator.gives_indices else tangent
 
     @staticmethod
     def backward(ctx, grad_Y, *_):
-        operator, attributes = ctx.call
+        operator, attributes, _ = ctx.call
         grad_X = operator.gradient(grad_Y, *ctx.saved_tensors, **attributes)
         return (None, grad_X, *[None] * (operator.inputs - 1))
-
-    @staticmethod
-    def vmap(info, in_dims, call, *tensors):
-        return _batched_call(PoolFunction, info, in_dims, call, tensors)
-
-
-class PlainPoolFunction(torch.autograd.Function):
-    """The same for plain tensors, cheaper by 1 us: torch does not call ``setup_context``."""
-
-    @staticmethod
-    def forward(ctx, call: Call, *tensors: Tensor):
-        operator, attributes = ctx.call = call
-        result = operator.forward.compute_plain(tensors, attributes)
-        operator.remember(ctx, tensors, result)
-        return result
-
-    backward = PoolFunction.backward
 
 
 class GradientFunction(torch.autograd.Function):
     """A backward operator, likewise."""
 
     @staticmethod
-    def forward(call: Call, *tensors: Tensor) -> Tensor:
-        operator, attributes = call
-        return operator.backward.compute(tensors, attributes)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.call, *tensors = inputs
+    def forward(ctx, call: Call, *tensors: Tensor) -> Tensor:
+        _, attributes, compute = ctx.call = call
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
+        return compute(tensors, attributes)
 
     @staticmethod
-    def jvp(ctx, _, *tangents):
-        operator, attributes = ctx.call
-        return operator.gradients_tangent(tangents, *ctx.saved_tensors, **attributes)
+    @_formula
+    def jvp(ctx, tangents, *saved):
+        operator, attributes, _ = ctx.call
+        return operator.gradients_tangent(tangents[1:], *saved, **attributes)
 
     @staticmethod
     def backward(ctx, grad_grad_X):
-        operator, attributes = ctx.call
+        operator, attributes, _ = ctx.call
         gradients = operator.second_gradient(grad_grad_X, *ctx.saved_tensors, **attributes)
         return (None, *gradients, *[None] * (operator.backward_inputs - len(gradients)))
 
-    @staticmethod
-    def vmap(info, in_dims, call, *tensors):
-        return _batched_call(GradientFunction, info, in_dims, call, tensors)
 
-
-# torch.autograd.Function.apply binds its arguments through inspect.signature on every call; this is what it calls next.
-_apply_pool_function = super(torch.autograd.Function, PoolFunction).apply
-_apply_plain_pool_function = super(torch.autograd.Function, PlainPoolFunction).apply
+_apply_pool_function = _apply_of(PoolFunction)
 
 
 # What a call raises for an argument of a wrong type; ValueError, since torch makes None in a tensor's place an empty
@@ -534,9 +526,9 @@ def dispatch(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str
         if not _is_plain(X) or forward_ad._current_level >= 0 or are_functorch_transforms_active():
             return _dispatch_watched(operator, tensors, schema_arguments(tensors, attributes))
         if X.requires_grad and is_grad_enabled() and operator.differentiable:
-            if operator.with_indices:
-                return _apply_plain_pool_function((operator.with_indices, attributes), *tensors)[0]
-            return _apply_plain_pool_function((operator, attributes), *tensors)
+            wanted = operator.with_indices or operator
+            result = _apply_pool_function((wanted, attributes, wanted.forward.compute_plain), *tensors)
+            return result[0] if operator.with_indices else result
         return operator.forward.compute_plain(tensors, attributes)
     except _WRONG_TYPE:
         names = (argument.name for argument in operator.forward.op._schema.arguments)
@@ -545,14 +537,14 @@ def dispatch(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str
 
 
 def _dispatch_watched(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str, Any]):
-    """The same for exporters, compilers, gradients and transforms."""
-    if torch.compiler.is_exporting() or torch.jit.is_tracing():
-        return operator.forward.op(*tensors, **attributes)  # what was called, not what its gradient would need
+    """The same for exporters, compilers, forward mode and transforms."""
     if isinstance(tensors[0], torch.fx.Proxy):
         return _record(operator, tensors, attributes)
-    if operator.with_indices and tensors[0].requires_grad and torch.is_grad_enabled():
-        return _dispatch_differentiable(operator.with_indices, tensors, attributes)[0]
-    return _dispatch_differentiable(operator, tensors, attributes)
+    # What is exported is what was called, not what its gradient would need.
+    exporting = torch.compiler.is_exporting() or torch.jit.is_tracing()
+    if operator.with_indices and not exporting and tensors[0].requires_grad and torch.is_grad_enabled():
+        return operator.with_indices.forward.op(*tensors, **attributes)[0]
+    return operator.forward.op(*tensors, **attributes)
 
 
 def _record(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str, Any]) -> torch.fx.Proxy:
@@ -563,15 +555,6 @@ def _record(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str,
         attributes = {**attributes, "return_indices": True}
     function = getattr(functional, operator.name.removesuffix("_with_indices"))
     return tensors[0].tracer.create_proxy("call_function", function, tuple(tensors), attributes)
-
-
-def _dispatch_differentiable(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str, Any]):
-    """The same for an operator that gives what its gradient needs."""
-    if torch.compiler.is_compiling() or not operator.differentiable:
-        return operator.forward.op(*tensors, **attributes)
-    if are_functorch_transforms_active():
-        return PoolFunction.apply((operator, attributes), *tensors)
-    return _apply_pool_function((operator, attributes), *tensors)
 
 
 # ---- Batching rules: the new dimension becomes a part of N ----
@@ -622,16 +605,6 @@ def _batched(operator: Operator, call, tensors: Sequence[Tensor], dims: Sequence
     return (Y, _flat_over_each(indices, elements)), (0, 0)
 
 
-def _batched_call(function: type[torch.autograd.Function], info, in_dims, call: Call, tensors: Sequence[Tensor]):
-    """The same by one of the functions above."""
-    operator, attributes = call
-
-    def call_folded(folded, attributes):
-        return function.apply((operator, attributes), *folded)
-
-    return _batched(operator, call_folded, tensors, in_dims[1:], info.batch_size, attributes)
-
-
 def _register_batching(operator: Operator, op: torch._ops.OpOverload, tensor_count: int) -> None:
     @torch.library.register_vmap(_qualified(op._schema.name.split("::")[1]))
     def batched(info, in_dims, *arguments, **keyword_only):
@@ -661,9 +634,9 @@ for _operator in OPERATORS.values():
         continue
     if _operator.inputs == 1:
         _register_fake_forward(_operator)
-    _register_gradient(_operator)
+    _operator.forward.register_autograd(_operator, PoolFunction, _operator.inputs)
     _register_batching(_operator, _operator.forward.op, _operator.inputs)
     if not _operator.gives_indices:  # its backward operator is the one of the operator without indices
         _register_fake_backward(_operator)
-        _register_second_gradient(_operator)
+        _operator.backward.register_autograd(_operator, GradientFunction, _operator.backward_inputs)
         _register_batching(_operator, _operator.backward.op, _operator.backward_inputs)
