@@ -8,6 +8,7 @@ import math
 import pickle
 import re
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import onnx.defs
@@ -411,6 +412,43 @@ def test_the_other_tensor_without_data(device):
     for tensors in ((x, indices), (x.to("meta"), indices.new_zeros(1, 1, 2, device=device))):
         with pytest.raises(ValueError, match=r"^MaxUnpool: I must be on the device of X, .*, got I on "):
             max_unpool(*tensors, 2)
+
+
+class Asked(torch.Tensor):
+    """Notes what it is asked about."""
+
+    functions: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), keywords=None):
+        cls.functions.append(str(function))
+        return super().__torch_function__(function, types, arguments, keywords or {})
+
+
+def test_indices_decide_who_is_asked(device):
+    """A plain X beside indices that are not."""
+    x, indices = max_pool(torch.randn(1, 2, 4, 4, device=device), 2, strides=2, return_indices=True)
+    Asked.functions.clear()
+    y = max_unpool(x, indices.as_subclass(Asked), 2, strides=2)
+    assert "torch_onnxpool.max_unpool.default" in Asked.functions
+    assert torch.equal(y.as_subclass(torch.Tensor), max_unpool(x, indices, 2, strides=2))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake_indices = mode.from_tensor(indices)
+    assert max_unpool(x, fake_indices, 2, strides=2).shape == y.shape
+
+
+def test_a_trace_of_indices(device):
+    x, indices = max_pool(torch.randn(1, 2, 4, 4, device=device), 2, strides=2, return_indices=True)
+
+    class Unpool(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("x", x)
+
+        def forward(self, indices):
+            return max_unpool(self.x, indices, 2, strides=2)
+
+    assert torch.equal(torch.fx.symbolic_trace(Unpool())(indices), max_unpool(x, indices, 2, strides=2))
 
 
 def test_sizes_beyond_64_bits(device):

@@ -34,7 +34,10 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 call_boxed = torch._C._dispatch_call_boxed  # what an overload comes down to, without the way there: 0.4 us
 count_dispatch_modes = torch._C._len_torch_dispatch_stack
 eager_arguments = _C.eager_arguments
+enable_forward_mode = torch._C._set_fwd_grad_enabled
+enable_grad = torch._C._set_grad_enabled
 has_torch_function = torch.overrides.has_torch_function_unary
+is_forward_mode_enabled = torch._C._is_fwd_grad_enabled
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 is_grad_enabled = torch.is_grad_enabled
 is_tracing = torch._C._is_tracing
@@ -49,11 +52,14 @@ def _qualified(name: str) -> str:
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 
-def _is_plain(X: Tensor) -> bool:
-    """Whether nobody looks at what is done with a tensor: no compiler, subclass, mode or tracer."""
+def _are_plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether nobody looks at what is done with tensors: no compiler, subclass, mode or tracer."""
     if is_dynamo_compiling():  # and does not know all of what comes next
         return False
-    return type(X) in _PLAIN_TENSORS and not (has_torch_function(X) or count_dispatch_modes() or is_tracing())
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN_TENSORS:
+            return False
+    return not (has_torch_function(tensors[0]) or count_dispatch_modes() or is_tracing())
 
 
 # An operator, its attributes, and what computes one of its native operators by tensors and attributes.
@@ -80,7 +86,7 @@ class NativeOperator:
 
     def compute(self, tensors: Sequence[Tensor], attributes: dict[str, Any]) -> Any:
         """The same where no derivative is wanted."""
-        if _is_plain(tensors[0]):
+        if _are_plain(tensors):
             return self.compute_plain(tensors, attributes)
         return self.call(tensors, attributes)
 
@@ -104,11 +110,13 @@ class NativeOperator:
         apply = _apply_of(function)
 
         def differentiable(keys: torch._C.DispatchKeySet, *arguments: Any, **keyword_only: Any) -> Any:
-            modes = is_grad_enabled(), forward_ad._is_fwd_grad_enabled()
+            gradients, tangents = is_grad_enabled(), is_forward_mode_enabled()
 
             def compute(tensors: Sequence[Tensor], attributes: dict[str, Any]) -> Any:
-                # The function has turned off modes that outer transforms, which come next, still need.
-                with below_autograd(), torch.set_grad_enabled(modes[0]), forward_ad._set_fwd_grad_enabled(modes[1]):
+                # Outer transforms, which come next, want the modes that torch turns off until the function returns.
+                enable_grad(gradients)
+                enable_forward_mode(tangents)
+                with below_autograd():
                     return self.op.redispatch(keys & keys_after_autograd, *tensors, **attributes)
 
             tensors, attributes = _split(arguments, inputs, keyword_only)
@@ -149,8 +157,8 @@ class Operator:
     def backward_inputs(self) -> int:
         return 1 + self.inputs + (self.gradient_needs is not None)
 
-    def remember(self, ctx: Any, tensors: Sequence[Tensor], result: Any) -> Sequence[Tensor]:
-        """Saves what the gradient wants of the forward pass, which it returns."""
+    def remember(self, ctx: Any, tensors: Sequence[Tensor], result: Any) -> None:
+        """Saves what the gradient wants of the forward pass."""
         if self.gives_indices:
             kept = (*tensors, result[1])
             ctx.mark_non_differentiable(result[1])
@@ -158,7 +166,6 @@ class Operator:
         else:
             kept = (*tensors, result) if self.gradient_needs == "Y" else tensors
         ctx.save_for_backward(*kept)
-        return kept
 
     def with_gradient_needs(self, kept: Sequence[Tensor], attributes: dict[str, Any]) -> Sequence[Tensor]:
         """The same where a maximum was not asked where it is."""
@@ -464,14 +471,30 @@ def _formula(jvp: Callable) -> Callable:
     return formula
 
 
-class PoolFunction(torch.autograd.Function):
-    """An operator and its gradient."""
+class PlainPoolFunction(torch.autograd.Function):
+    """An operator and its gradient, for tensors without tangents."""
 
     @staticmethod
     def forward(ctx, call: Call, *tensors: Tensor):
         operator, attributes, compute = ctx.call = call
         result = compute(tensors, attributes)
-        ctx.save_for_forward(*operator.remember(ctx, tensors, result))
+        operator.remember(ctx, tensors, result)
+        return result
+
+    @staticmethod
+    def backward(ctx, grad_Y, *_):
+        operator, attributes, _ = ctx.call
+        grad_X = operator.gradient(grad_Y, *ctx.saved_tensors, **attributes)
+        return (None, grad_X, *[None] * (operator.inputs - 1))
+
+
+class PoolFunction(PlainPoolFunction):
+    """The same for all tensors, dearer by 1 us: torch saves for either direction."""
+
+    @staticmethod
+    def forward(ctx, call: Call, *tensors: Tensor):
+        result = PlainPoolFunction.forward(ctx, call, *tensors)
+        ctx.save_for_forward(*ctx.to_save)
         return result
 
     @staticmethod
@@ -480,12 +503,6 @@ class PoolFunction(torch.autograd.Function):
         operator, attributes, _ = ctx.call
         tangent = operator.tangent(tangents[1], *kept, **attributes)
         return (tangent, None) if operator.gives_indices else tangent
-
-    @staticmethod
-    def backward(ctx, grad_Y, *_):
-        operator, attributes, _ = ctx.call
-        grad_X = operator.gradient(grad_Y, *ctx.saved_tensors, **attributes)
-        return (None, grad_X, *[None] * (operator.inputs - 1))
 
 
 class GradientFunction(torch.autograd.Function):
@@ -511,7 +528,7 @@ class GradientFunction(torch.autograd.Function):
         return (None, *gradients, *[None] * (operator.backward_inputs - len(gradients)))
 
 
-_apply_pool_function = _apply_of(PoolFunction)
+_apply_plain_pool_function = _apply_of(PlainPoolFunction)
 
 
 # What a call raises for an argument of a wrong type; ValueError, since torch makes None in a tensor's place an empty
@@ -523,11 +540,11 @@ def dispatch(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str
     """Calls an operator by the cheapest route that serves whoever is watching."""
     try:
         X = tensors[0]
-        if not _is_plain(X) or forward_ad._current_level >= 0 or are_functorch_transforms_active():
+        if not _are_plain(tensors) or forward_ad._current_level >= 0 or are_functorch_transforms_active():
             return _dispatch_watched(operator, tensors, schema_arguments(tensors, attributes))
         if X.requires_grad and is_grad_enabled() and operator.differentiable:
             wanted = operator.with_indices or operator
-            result = _apply_pool_function((wanted, attributes, wanted.forward.compute_plain), *tensors)
+            result = _apply_plain_pool_function((wanted, attributes, wanted.forward.compute_plain), *tensors)
             return result[0] if operator.with_indices else result
         return operator.forward.compute_plain(tensors, attributes)
     except _WRONG_TYPE:
@@ -538,8 +555,9 @@ def dispatch(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str
 
 def _dispatch_watched(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str, Any]):
     """The same for exporters, compilers, forward mode and transforms."""
-    if isinstance(tensors[0], torch.fx.Proxy):
-        return _record(operator, tensors, attributes)
+    for tensor in tensors:
+        if isinstance(tensor, torch.fx.Proxy):
+            return _record(tensor.tracer, operator, tensors, attributes)
     # What is exported is what was called, not what its gradient would need.
     exporting = torch.compiler.is_exporting() or torch.jit.is_tracing()
     if operator.with_indices and not exporting and tensors[0].requires_grad and torch.is_grad_enabled():
@@ -547,14 +565,14 @@ def _dispatch_watched(operator: Operator, tensors: Sequence[Tensor], attributes:
     return operator.forward.op(*tensors, **attributes)
 
 
-def _record(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str, Any]) -> torch.fx.Proxy:
+def _record(tracer: torch.fx.Tracer, operator: Operator, tensors: Sequence[Tensor], attributes: dict[str, Any]):
     """A call of the public function, for ``torch.fx``: ranks, gradients and indices are not known yet."""
     from torch_onnxpool import functional
 
     if operator.gives_indices:
         attributes = {**attributes, "return_indices": True}
     function = getattr(functional, operator.name.removesuffix("_with_indices"))
-    return tensors[0].tracer.create_proxy("call_function", function, tuple(tensors), attributes)
+    return tracer.create_proxy("call_function", function, tuple(tensors), attributes)
 
 
 # ---- Batching rules: the new dimension becomes a part of N ----
