@@ -454,6 +454,34 @@ def test_derivatives_of_derivatives(p, modes, device):
         torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.parametrize(("p", "dtype", "scale"), [(64, torch.float32, 1e6), (64, torch.float64, 1e-200),
+                                                    (3, torch.float64, 1e200), (3, torch.float64, 1e-200),
+                                                    (1.5, torch.float64, 1e300)])  # fmt: skip
+def test_derivatives_of_norms_of_any_magnitude(p, dtype, scale, device):
+    """Slopes are those of the same data of another scale, and curvatures are divided by it."""
+    x = torch.tensor([[[3.9, 4.0, -3.8], [4e-5, -3.7e-5, 3.9e-5]]], dtype=torch.float64, device=device)
+
+    def norms(x):
+        return torch_onnxpool.lp_pool(x, 2, p=p)
+
+    def assert_alike(derivative, order):
+        actual, expected = derivative((x * scale).to(dtype)), derivative(x)
+        assert expected.isfinite().all()
+        tolerance = 1e-3 if dtype == torch.float32 else 1e-9  # the roundings of X and Y count p times
+        torch.testing.assert_close(actual, (expected / scale**order).to(dtype), rtol=tolerance, atol=0)
+
+    assert_alike(torch.func.jacfwd(norms), 0)
+    assert_alike(torch.func.jacrev(torch.func.grad(lambda x: norms(x).sum())), 1)
+    assert_alike(torch.func.jacfwd(torch.func.grad(lambda x: norms(x).sum())), 1)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_windows_beside_ones_that_are_not_finite(value, device):
+    x = torch.tensor([[[3.0, 4.0, 0.0, value]]], dtype=torch.float64, device=device)
+    _, tangent = torch.func.jvp(lambda x: torch_onnxpool.lp_pool(x, 2), (x,), (torch.ones_like(x),))
+    torch.testing.assert_close(tangent[..., :2], tangent.new_tensor([[[1.4, 1.0]]]))
+
+
 def test_forward_over_forward(device):
     x = torch.tensor([[[3.0, 4.0]]], dtype=torch.float64, device=device)
     v = torch.tensor([[[1.0, 0.0]]], dtype=torch.float64, device=device)

@@ -244,8 +244,9 @@ class _NormGradient:
     """The gradient of a norm as a composition, from which its derivatives come.
 
     ``grad_X = sign(X) |X|^(p-1) * (sum over windows of grad_Y / Y^(p-1))``. Sums over windows are averages times the
-    number of data. A window of zeros and, for p < 2, a zero have no slope. All is float64, but unlike the norm and its
-    gradient not safe from powers beyond its range.
+    number of data. A window of zeros and, for p < 2, a zero have no slope. All is float64, and powers are of magnitudes
+    relative to the plane's largest. Unlike in the norm and its gradient, they may be beyond its range even so: where Y
+    is smaller than that by a factor of more than 10^(308/(p-1)).
     """
 
     def __init__(self, operator: Operator, X: Tensor, Y: Tensor, p: float = 2, **window: Any) -> None:
@@ -253,10 +254,14 @@ class _NormGradient:
         self._average = OPERATORS[operator.name.replace("lp", "average")]
         self._count = dispatch(operator, (torch.ones_like(self._X),), {**window, "p": 1})
         size = self._X.abs()
+        scale = size.detach().nan_to_num(0, 0).amax(tuple(range(2, size.dim())), keepdim=True)  # its powers cancel out
+        scale = scale.masked_fill(scale == 0, 1)
+        size = size / scale
         self.power = self._X.sign() * size ** (p - 1)
-        self.slope_of_power = (p - 1) * (size if p >= 2 else size.masked_fill(size == 0, math.inf)) ** (p - 2)
-        self.inverse_Y = Y.double().masked_fill(Y == 0, math.inf).reciprocal()
-        self.inverse_power = self.inverse_Y ** (p - 1)
+        self.slope_of_power = (p - 1) * (size if p >= 2 else size.masked_fill(size == 0, math.inf)) ** (p - 2) / scale
+        Y = Y.double().masked_fill(Y == 0, math.inf)
+        self.inverse_Y = Y.reciprocal()
+        self.inverse_power = (scale / Y) ** (p - 1)
 
     def sum_of_data(self, value: Tensor) -> Tensor:
         """For each window."""

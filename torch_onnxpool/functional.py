@@ -114,7 +114,9 @@ def lp_pool(
     """p-norm of each window, ``(sum over its data of |x|^p)^(1/p)``, as ONNX LpPool.
 
     The result is the true value whenever it is representable: powers neither overflow nor vanish on the way. A window
-    without data gives 0. The gradient is ``sign(x) * (|x| / y)^(p-1)``, and 0 where ``y`` is 0.
+    without data gives 0. The gradient is ``sign(x) * (|x| / y)^(p-1)``, and 0 where ``y`` is 0. Forward-mode and second
+    derivatives are as safe, but not finite for windows whose ``y`` is smaller than the largest ``|x|`` of the plane by
+    more than a factor of ``10^(308/(p-1))``, which is 77 000 for p = 64.
 
     Args:
         X: ``[N, C, D1, ..., Dr]`` of float16, bfloat16, float32 or float64.
