@@ -62,7 +62,7 @@ def _as_number(value: Any) -> Any:
     if not isinstance(value, Real):
         raise TypeError
     number = float(value)
-    return int(value) if isinstance(value, Integral) and int(value) in _INT64 else number
+    return int(value) if isinstance(value, Integral) and abs(number) < 2.0**63 else number
 
 
 def _as_text(value: Any) -> str:
