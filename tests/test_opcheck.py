@@ -199,6 +199,17 @@ def test_symbolic_traces(model, device):
         assert y.requires_grad == x.requires_grad
 
 
+def test_symbolic_traces_leave_p_open():
+    x = torch.randn(1, 2, 5, 5)
+    for function in (
+        lambda x, p: torch_onnxpool.lp_pool(x, [2, 2], p=p),
+        lambda x, p: torch_onnxpool.global_lp_pool(x, p=p),
+    ):
+        graph = torch.fx.symbolic_trace(function)
+        for p in (1, 2.5):
+            assert torch.equal(graph(x, p), function(x, p))
+
+
 # --- fake tensors ----------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from operator import index
 from typing import Any
 
 import torch
+import torch.fx
 from torch import SymFloat, SymInt, Tensor
 from torch.jit import TracerWarning, is_tracing
 
@@ -30,12 +31,13 @@ DEFAULTS = {
 }
 
 
-_INT64 = range(-(2**63), 2**63)
+# What tracers leave open.
+_OPEN = (SymFloat, SymInt, torch.fx.Proxy)
 
 
 def _as_integer(value: Any) -> Any:
-    """Also of numpy, and of tensors, which ``torch.jit.trace`` makes of sizes; those that a tracer leaves open stay."""
-    if type(value) is int or isinstance(value, SymInt):
+    """Also of numpy, and of tensors, which ``torch.jit.trace`` makes of sizes."""
+    if type(value) is int or isinstance(value, _OPEN):
         return value
     if getattr(value, "dtype", None) == "bool":  # numpy's, which are no integers; those of torch are
         value = bool(value)
@@ -57,7 +59,7 @@ def _as_integers(value: Any) -> Any:
 
 def _as_number(value: Any) -> Any:
     """Not of tensors, which would get no gradient."""
-    if isinstance(value, (SymFloat, SymInt)):
+    if isinstance(value, _OPEN):
         return value
     if not isinstance(value, Real):
         raise TypeError
@@ -146,7 +148,7 @@ def plain(onnx_name: str, name: str, value: Any) -> Any:
     """An argument in Python's own types; ValueError if it is of a wrong type."""
     result = _in_python(name, value)
     numbers = result if isinstance(result, list) else [result]
-    if isinstance(result, _WrongType) or any(isinstance(n, int) and n not in _INT64 for n in numbers):
+    if isinstance(result, _WrongType) or any(isinstance(n, int) and not -(2**63) <= n < 2**63 for n in numbers):
         raise ValueError(f"{onnx_name}: {name} must be {_TYPES[name][0]}, got {name}={value!r}")
     return result
 
