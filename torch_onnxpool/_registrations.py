@@ -445,12 +445,10 @@ def _register_fake_backward(operator: Operator) -> None:
 # ---- Gradients ----
 
 
-def _split(
-    arguments: Sequence, tensor_count: int, keyword_only: dict[str, Any] | None
-) -> tuple[Sequence, dict[str, Any]]:
+def _split(arguments: Sequence, tensor_count: int, keyword_only: dict[str, Any]) -> tuple[Sequence, dict[str, Any]]:
     """The tensors among a schema's arguments, and the attributes: kernel_shape goes by position."""
     attributes = dict(zip(("kernel_shape",), arguments[tensor_count:]))
-    return arguments[:tensor_count], {**attributes, **(keyword_only or {})}
+    return arguments[:tensor_count], {**attributes, **keyword_only}
 
 
 def _apply_of(function: type[torch.autograd.Function]) -> Callable:
