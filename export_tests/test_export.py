@@ -130,8 +130,8 @@ class Surroundings(torch.nn.Module):
     def forward(self, x):
         y = torch_onnxpool.max_pool(x, 2)
         plane = torch_onnxpool.global_average_pool(y)
-        results = [self.norm(y), y.sum(1), y.unsqueeze(1), y.softmax(-1), plane.softmax(1), plane.log_softmax(1)]
-        return [*results, y.mean((2, 3)), y.amax(1), y.norm(dim=1)] if self.opset >= 13 else results
+        results = self.norm(y), y.sum(1), y.unsqueeze(1), y.softmax(-1), plane.softmax(1), plane.log_softmax(1)
+        return (*results, y.mean((2, 3)), y.amax(1), y.norm(dim=1)) if self.opset >= 13 else results
 
 
 @pytest.mark.parametrize("opset", [9, 11, 13, 17])
