@@ -65,12 +65,10 @@ Dimensions dense_strides(const Dimensions& shape, Order axis_at) {
     return strides;
 }
 
-// From the axis that is `outermost` in this order inwards. Strides along axes of one element say nothing.
-template <class List>
-bool is_dense(const List& shape, const List& strides, Order axis_at, size_t outermost = 0) {
+// Whether the elements of a plane follow each other. Strides along axes of one element say nothing.
+bool has_dense_planes(const Dimensions& shape, const Dimensions& strides) {
     int64_t stride = 1;
-    for (size_t i = shape.size(); i-- > outermost;) {
-        const size_t axis = axis_at(i, shape.size());
+    for (size_t axis = shape.size(); axis-- > 2;) {
         if (shape[axis] > 1 && strides[axis] != stride) return false;
         stride *= std::max<int64_t>(1, shape[axis]);
     }
@@ -175,6 +173,12 @@ Tensor readable(const Input& input, bool is_one_by_one) {
     return is_copied ? contiguous_copy(input.tensor) : input.tensor;
 }
 
+// Vectors run over channels where those lie next to each other in X and in the result.
+template <class List>
+bool channels_innermost(const Dimensions& shape, const Dimensions& x_strides, const List& result_strides) {
+    return shape[1] > 1 && x_strides[1] == 1 && result_strides[1] == 1;
+}
+
 Parameters parameters_of(const PoolAttributes& attributes) {
     Parameters parameters;
     if (attributes.count_include_pad) parameters.divisor = Divisor::kDeclared;
@@ -193,7 +197,7 @@ Tensor forward(const Operator& op, const Input& input, const PoolAttributes& att
     const Dimensions y_strides = channels_first(Y.strides(), channels_last);
 
     Call call(geometry, parameters);
-    call.channels_innermost = input.shape[1] > 1 && x_strides[1] == 1 && y_strides[1] == 1;
+    call.channels_innermost = channels_innermost(input.shape, x_strides, y_strides);
     call.x = {const_cast<void*>(X.const_data_ptr()), x_strides.data()};
     call.y = {Y.mutable_data_ptr(), y_strides.data()};
     Dimensions flat;
@@ -231,11 +235,11 @@ Tensor backward(const Operator& op, const Tensor& grad_Y, const Input& input, co
         check_operand(op, indexed ? "Indices" : "Y", *result, shape, indexed ? ScalarType::Long : type, input.tensor);
     }
     const bool reads_x = result && !indexed;
-    const Tensor X = readable(input, reads_x && !is_dense(input.shape, input.strides, contiguous_order, 2));
+    const Tensor X = readable(input, reads_x && !has_dense_planes(input.shape, input.strides));
     Tensor grad_X = empty_like_layout(input.shape, type, input.tensor);
 
     Call call(geometry, parameters_of(attributes));
-    call.channels_innermost = input.shape[1] > 1 && input.strides[1] == 1 && grad_X.strides()[1] == 1;
+    call.channels_innermost = channels_innermost(input.shape, input.strides, grad_X.strides());
     call.x = read_only(X);
     call.grad_y = read_only(grad_Y);
     call.grad_x = writable(grad_X);

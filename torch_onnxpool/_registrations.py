@@ -606,8 +606,15 @@ def _flat_over_each(indices: Tensor, elements: int) -> Tensor:
     return torch.where(indices < 0, indices, indices - _begins(indices, elements))
 
 
-def _batched(operator: Operator, call, tensors: Sequence[Tensor], dims: Sequence, batch_size: int, attributes: dict):
-    """Calls an operator or its backward operator on samples folded into N; the result and its batch dimensions."""
+def _batched(
+    operator: Operator,
+    op: torch._ops.OpOverload,
+    tensors: Sequence[Tensor],
+    dims: Sequence,
+    batch_size: int,
+    attributes: dict[str, Any],
+):
+    """Calls ``op``, an operator or its backward operator, on samples in N; the result and its batch dimensions."""
     samples = [_samples_first(tensor, dim, batch_size) for tensor, dim in zip(tensors, dims)]
     is_backward = len(samples) == operator.backward_inputs
     shape = samples[is_backward].shape[1:]  # of X
@@ -619,7 +626,7 @@ def _batched(operator: Operator, call, tensors: Sequence[Tensor], dims: Sequence
             attributes = {**attributes, "output_shape": [batch_size * N, *others]}
     if (is_backward and operator.gradient_needs == "Indices") or operator.name == "max_unpool":
         samples[-1] = _flat_over_all(samples[-1], elements)
-    result = call([tensor.flatten(0, 1) for tensor in samples], attributes)
+    result = op(*(tensor.flatten(0, 1) for tensor in samples), **attributes)
     if not isinstance(result, tuple):
         return result.unflatten(0, (batch_size, shape[0])), 0
     Y, indices = (part.unflatten(0, (batch_size, shape[0])) for part in result)
@@ -629,11 +636,8 @@ def _batched(operator: Operator, call, tensors: Sequence[Tensor], dims: Sequence
 def _register_batching(operator: Operator, op: torch._ops.OpOverload, tensor_count: int) -> None:
     @torch.library.register_vmap(_qualified(op._schema.name.split("::")[1]))
     def batched(info, in_dims, *arguments, **keyword_only):
-        def call(folded, attributes):
-            return op(*folded, **attributes)
-
         tensors, attributes = _split(arguments, tensor_count, keyword_only)
-        return _batched(operator, call, tensors, in_dims[:tensor_count], info.batch_size, attributes)
+        return _batched(operator, op, tensors, in_dims[:tensor_count], info.batch_size, attributes)
 
 
 def _register_quantized_batching(operator: Operator, op: torch._ops.OpOverload) -> None:

@@ -14,6 +14,7 @@ import onnx
 from onnx import NodeProto, defs, helper
 from onnxscript import ir
 
+from . import schemas
 from .operators import ONNX
 from .translation import Hiding
 
@@ -23,7 +24,8 @@ _LARGE = 1024
 _NEGATIVE_AXES_SINCE = 11
 
 # What takes all axes from its own on for one, below this opset; onnx's converter leaves it as it is.
-_FLATTENING, _FLATTENING_UNTIL = ("Hardmax", "LogSoftmax", "Softmax"), 13
+_FLATTENING = ("Hardmax", "LogSoftmax", "Softmax")
+_FLATTENING_UNTIL = 13
 
 # Parameters that older versions of an operator call otherwise.
 _FORMERLY = {"input_mean": "mean", "input_var": "var"}
@@ -53,8 +55,10 @@ def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
 
 def _convert(model: ir.Model, written: int, opset: int) -> None:
     for node in _all_nodes(model):
+        if node.domain != ONNX:
+            continue
         # onnx's converter does not look into subgraphs.
-        if node.graph is not model.graph and node.domain == ONNX and not _is_same(node.op_type, written, opset):
+        if node.graph is not model.graph and not schemas.is_same(node.op_type, ONNX, written, opset):
             why = (
                 f"has changed between opsets {written} and {opset}, and stands in a branch, where onnx converts nothing"
             )
@@ -139,14 +143,6 @@ def _is_along_the_last_axis(node: ir.Node) -> bool:
 
 def _refusal(opset: int, name: str, op_type: str, why: str) -> str:
     return f"cannot write opset {opset}: the node {name!r} ({op_type}) {why}"
-
-
-def _is_same(op_type: str, written: int, opset: int) -> bool:
-    return defs.has(op_type, opset, ONNX) and _version(op_type, written) == _version(op_type, opset)
-
-
-def _version(op_type: str, opset: int) -> int:
-    return defs.get_schema(op_type, opset, ONNX).since_version
 
 
 def _may_stay(node: NodeProto, values: dict[str, ir.Value], written: int, opset: int) -> set[str] | None:

@@ -70,15 +70,7 @@ def _unite_opsets(model: ModelProto) -> bool:
                 model.opset_import.append(opset)
             version = versions[opset.domain]
             of_domain = (op_type for domain, op_type in operators if domain == opset.domain)
-            if not all(_is_same(op_type, opset.domain, opset.version, version) for op_type in of_domain):
+            if not all(schemas.is_same(op_type, opset.domain, opset.version, version) for op_type in of_domain):
                 return False
             opset.version = version
     return True
-
-
-def _is_same(op_type: str, domain: str, opset: int, other: int) -> bool:
-    try:
-        versions = {schemas.at(op_type, domain, version).since_version for version in (opset, other)}
-    except ValueError:  # an operator that onnx does not know
-        versions = {opset, other}
-    return len(versions) == 1

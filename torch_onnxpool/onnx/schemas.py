@@ -90,6 +90,15 @@ def at(op_type: str, domain: str, opset: int) -> OpSchema:
     return [schema for schema in versions if schema.since_version <= opset][-1]
 
 
+def is_same(op_type: str, domain: str, opset: int, other: int) -> bool:
+    """Whether two opsets of a domain have the same version of an operator."""
+    try:
+        versions = {at(op_type, domain, version).since_version for version in (opset, other)}
+    except ValueError:  # an operator that onnx does not know
+        versions = {opset, other}
+    return len(versions) == 1
+
+
 def first_opset(op_type: str, domain: str, can_say: Callable[[OpSchema], bool]) -> int | None:
     """The oldest version that can say something: for LpPool, `lambda s: "ceil_mode" in s.attributes` gives 18."""
     return next((schema.since_version for schema in history(op_type, domain) if can_say(schema)), None)
