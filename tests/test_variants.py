@@ -141,6 +141,9 @@ WINDOWS = [
     ((2, 7, 64), {"kernel_shape": [3], "strides": [2], "pads": [0, 1]}),
     ((1, 1, 37, 300), {"kernel_shape": [17, 33], "strides": [1, 2], "pads": [8, 16, 8, 16]}),
     ((1, 3, 5, 30, 21), {"kernel_shape": [3, 10, 9], "strides": [1, 2, 1], "pads": [1, 4, 4, 1, 4, 4]}),
+    ((2, 3, 9, 97), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ((1, 2, 5, 110), {"kernel_shape": [3, 2], "strides": [3, 2], "dilations": [2, 1], "pads": [3, 1, 6, 1]}),
+    ((1, 2, 4, 140), {"kernel_shape": [2, 4], "strides": [2, 2], "pads": [0, 9, 0, 0]}),
 ]
 
 

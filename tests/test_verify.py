@@ -254,6 +254,16 @@ def test_a_size_of_minus_one_is_open(tmp_path, capsys):
     assert "1×3×224×224" in out
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_windows_of_padding_in_float16(tmp_path, capsys):
+    """They are its lowest finite number here, and -inf in onnxruntime."""
+    pool = max_pool(pads=[1] * 4, dilations=[3, 3])
+    path = save(tmp_path / "m.onnx", [pool], shape=[1, 2, 2, 4], element_type=TensorProto.FLOAT16)
+    code, out, _ = run(capsys, path)
+    assert code == 0
+    assert "empty-window" in out
+
+
 def test_an_empty_input_compares_nothing(tmp_path, capsys):
     code, _, err = run(capsys, save(tmp_path / "m.onnx", [max_pool()], shape=[0, 3, 8, 8]))
     assert code == 2

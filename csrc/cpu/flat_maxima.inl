@@ -1,4 +1,26 @@
 // Part of kernels.inl: see there.
+// Puts values in the place of maxima, and their positions, where they are larger, or the first NaN, in these lanes of a
+// register.
+template <class V, class Positions>
+inline void take_larger(LanesOf<V> lanes, V value, Positions position, V& largest, Positions& found) {
+#if defined(ONNXPOOL_AVX512)
+    static_assert(sizeof(V) == 64);
+    if constexpr (sizeof(number_t<V>) == 4) {
+        const auto a = (__m512)largest;
+        lanes =
+            _mm512_mask_cmp_ps_mask(_mm512_mask_cmp_ps_mask(lanes, a, a, _CMP_ORD_Q), a, (__m512)value, _CMP_NGE_UQ);
+    } else {
+        const auto a = (__m512d)largest;
+        lanes =
+            _mm512_mask_cmp_pd_mask(_mm512_mask_cmp_pd_mask(lanes, a, a, _CMP_ORD_Q), a, (__m512d)value, _CMP_NGE_UQ);
+    }
+#else
+    lanes = lanes & (largest == largest) & ~(largest >= value);
+#endif
+    largest = where(lanes, value, largest);
+    found = where(lanes, position, found);
+}
+
 // Maxima and where they are first reached: a datum takes a maximum's place if it is larger, or the first NaN. They are
 // found along each row of elements, once for all windows that look at it, and kept for as long as any does. Those of a
 // window's rows are then compared in their order, so that the first one in row-major order stays.
@@ -253,25 +275,6 @@ private:
         });
     }
 
-    // In these lanes.
-    static void take_larger(Lanes lanes, V value, Positions position, V& largest, Positions& found) {
-#if defined(ONNXPOOL_AVX512)
-        if constexpr (sizeof(Accumulator) == 4) {
-            const auto a = (__m512)largest;
-            lanes = _mm512_mask_cmp_ps_mask(_mm512_mask_cmp_ps_mask(lanes, a, a, _CMP_ORD_Q), a, (__m512)value,
-                                            _CMP_NGE_UQ);
-        } else {
-            const auto a = (__m512d)largest;
-            lanes = _mm512_mask_cmp_pd_mask(_mm512_mask_cmp_pd_mask(lanes, a, a, _CMP_ORD_Q), a, (__m512d)value,
-                                            _CMP_NGE_UQ);
-        }
-#else
-        lanes = lanes & (largest == largest) & ~(largest >= value);
-#endif
-        largest = where(lanes, value, largest);
-        found = where(lanes, position, found);
-    }
-
     const int64_t together_;     // rows of elements
     int64_t most_compared_ = 1;  // rows of windows, in one run
     const int64_t in_plane_, all_;
@@ -289,6 +292,23 @@ private:
     Buffer<Position> found_at_;
     std::vector<int64_t> places_;  // of a window's rows
 };
+
+// What windows without data have, in `count` rows of results from this one on, which follow each other.
+template <class R, class T>
+void fill_empty_windows(const R& reduction, const std::vector<AxisTable>& tables, RowPosition position, int64_t count,
+                        T* y, int64_t* indices) {
+    for (int64_t row = 0; row < count; ++row, position.advance()) {
+        const double factor = outer_factor(tables, position.outer);
+        for (const double along : tables.back().factors) {
+            if (factor * along == 0) {
+                *y = reduction.empty();
+                *indices = -1;
+            }
+            ++y;
+            ++indices;
+        }
+    }
+}
 
 // Units are groups of rows.
 template <class T>
@@ -315,7 +335,7 @@ void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; ++unit) {
         const auto group = windows.group(unit);
         const int64_t first = group.first, count = group.rows, size = count * outputs;
-        RowPosition position(call, first, output_size);
+        const RowPosition position(call, first, output_size);
         T* const y = row_of<T>(call.y, position, geometry.rank);
         int64_t* const indices = row_of<int64_t>(call.indices, position, geometry.rank);
         if (windows.room_behind(group, end) * outputs >= room) {
@@ -325,14 +345,6 @@ void forward_flat_maxima(const Call& call, int64_t begin, int64_t end) {
             std::copy_n(last_y.data(), size, y);
             std::copy_n(last_indices.data(), size, indices);
         }
-        if (!has_empty) continue;
-        for (int64_t row = 0; row < count; ++row, position.advance()) {
-            const double factor = outer_factor(tables, position.outer);
-            for (int64_t output = 0; output < outputs; ++output) {
-                if (factor * tables.back().factors[output] != 0) continue;
-                y[row * outputs + output] = reduction.empty();
-                indices[row * outputs + output] = -1;
-            }
-        }
+        if (has_empty) fill_empty_windows(reduction, tables, position, count, y, indices);
     }
 }

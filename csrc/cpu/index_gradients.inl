@@ -159,11 +159,12 @@ public:
     using Accumulator = accumulator_t<T>;
 
     // Whether it costs less than one addition for each window: windows are small, and channels fill vectors.
-    static bool are_worth_it(const Geometry& geometry) {
+    static bool are_worth_it(const Call& call) {
+        const Geometry& geometry = call.geometry;
         constexpr double most_taps = 1.6 * kCount;
         constexpr int64_t least_channels = 32;
         return geometry.channels >= least_channels && geometry.channels % kLeast == 0 &&
-               taps_of_window(geometry) <= most_taps && has_positions_of_32_bits(geometry);
+               taps_of_window(geometry) <= most_taps && has_positions_of_32_bits(call);
     }
 
     explicit SendingLanes(const Call& call)
@@ -287,7 +288,7 @@ void backward_scattered_channels(const Call& call, int64_t begin, int64_t end) {
     const int64_t kept = plane_size(geometry, output_size) > 1 ? 2 * (slices.reach() + axis.stride) : axis.input;
     SumsInOrder<T> sums_in_order(call, begin * slice_size, kept * slice_size);
     std::optional<SendingLanes<T>> lanes;
-    if (SendingLanes<T>::are_worth_it(geometry)) lanes.emplace(call);
+    if (SendingLanes<T>::are_worth_it(call)) lanes.emplace(call);
     const int64_t last_windows = slices.last_windows(end - 1);
     for (int64_t slice = slices.first_windows(begin); slice <= last_windows; ++slice) {
         const int64_t first = std::max(slices.begin(slice), begin), size = std::min(slices.end(slice), end) - first;

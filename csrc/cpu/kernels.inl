@@ -20,6 +20,7 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "rows.inl"
 #include "flat_rows.inl"
 #include "flat_maxima.inl"
+#include "row_maxima.inl"
 #include "sums_in_order.inl"
 #include "gradients.inl"
 #include "repeated_rows.inl"
@@ -251,7 +252,7 @@ bool has_lane_maxima(const Call& call, bool shares_keys) {
     const bool visits_few_taps =
         taps_of_window(geometry) <= most_taps || windows_of_element(geometry) <= little_overlap;
     return std::is_same_v<T, double> || (geometry.channels >= few_channels && visits_few_taps &&
-                                         !spans_plane(geometry) && has_positions_of_32_bits(geometry));
+                                         !spans_plane(geometry) && has_positions_of_32_bits(call));
 }
 
 // Whether they are found along rows that follow each other, and then of the rows.
@@ -267,7 +268,7 @@ bool has_flat_maxima(const Call& call) {
     const bool takes_apart = !may_be_keyed || (!std::is_integral_v<T> && last.output >= many_windows);
     const int64_t most_phases = takes_apart ? kMostResultPhases : kMostPhases;
     if (call.channels_innermost || spans_plane(geometry) ||
-        (sizeof(Accumulator) < 8 && !has_positions_of_32_bits(geometry)) ||
+        (sizeof(Accumulator) < 8 && !has_positions_of_32_bits(call)) ||
         !fits_flat_rows<false>(geometry, sizeof(Accumulator), most_phases, most_taps) ||
         call.x.strides[1 + geometry.rank] != 1) {
         return false;
@@ -281,6 +282,24 @@ bool has_flat_maxima(const Call& call) {
     return RowsOfWindows<ComparedMax<T>>(call).follow();
 }
 
+// Whether they are found window by window, for windows next to each other along rows: where these are long, and windows
+// are small and overlap little.
+template <class T>
+bool has_row_maxima(const Call& call) {
+    constexpr double most_taps = 9, most_overlap = 4;
+    constexpr int64_t least_padded_vectors = 3;
+    const Geometry& geometry = call.geometry;
+    const Axis& last = geometry.axes[geometry.rank - 1];
+    const bool any_copied = WindowsBySource::of(last, std::is_same_v<T, float>).any_copied();
+    const bool are_neighbours = last.stride == 1 || (last.stride == 2 && last.dilation == 1 && last.kernel > 1);
+    const bool can_be_copied = geometry.rank <= 2 && row_reach(last) <= last.input + last.output + 64;
+    return are_neighbours && !call.channels_innermost && call.x.strides[1 + geometry.rank] == 1 &&
+           taps_of_window(geometry) <= most_taps && windows_of_element(geometry) <= most_overlap &&
+           last.output >= (windows_inside(last).count() < last.output ? least_padded_vectors : 1) * RowMaxima::kCount &&
+           (!any_copied || can_be_copied) && has_few_rows(geometry) && has_positions_of_32_bits(call) &&
+           RowsOfWindows<Max<T>>(call).follow();
+}
+
 template <class R>
 Task plan_forward_of(const Call& call) {
     using T = typename R::Element;
@@ -291,6 +310,9 @@ Task plan_forward_of(const Call& call) {
         if (has_lane_maxima<T>(call, shares_keys)) {
             return {forward_lane_maxima<T>, count_rows(call, output_size),
                     elements_per_row(call, call.geometry.axes[call.geometry.rank - 1].output)};
+        }
+        if constexpr (std::is_same_v<typename Max<T>::Accumulator, float>) {
+            if (!shares_keys && has_row_maxima<T>(call)) return plan_flat_rows<Max<T>>(call, forward_row_maxima<T>);
         }
         if (!shares_keys && has_flat_maxima<T>(call)) {
             return plan_flat_rows<ComparedMax<T>>(call, forward_flat_maxima<T>);

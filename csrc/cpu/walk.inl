@@ -215,8 +215,13 @@ inline double taps_of_window(const Geometry& geometry) {
     return taps;
 }
 
-inline bool has_positions_of_32_bits(const Geometry& geometry) {
-    return plane_size(geometry, input_size) < std::numeric_limits<int32_t>::max();
+// Whether 32 bits hold how far indices in a plane are from its first one, also where this is a part of a larger one.
+inline bool has_positions_of_32_bits(const Call& call) {
+    double last = 0;
+    for (int a = 0; a < call.geometry.rank; ++a) {
+        last += static_cast<double>(call.geometry.axes[a].input) * static_cast<double>(call.index_strides[2 + a]);
+    }
+    return last < std::numeric_limits<int32_t>::max();
 }
 
 // Whether the planes of a tensor are dense in memory, but for what is between elements that are `stride` apart.

@@ -407,7 +407,7 @@ def _numeric_difference(
         beyond |= differs & ~(error <= allowed)
         absolute = np.maximum(absolute, error.max(initial=0.0))  # which keeps a NaN
         if np.issubdtype(our.dtype, np.floating):
-            ulp = np.divide(error, np.spacing(magnitude), out=np.zeros_like(error), where=differs).max(initial=0.0)
+            ulp = np.divide(error, _spacing(magnitude), out=np.zeros_like(error), where=differs).max(initial=0.0)
     p = float(getattr(layer, "p", 1))
     explained = {row: beyond & _SHOWS[row](ours[0], theirs[0], p) for row in rows if row in _SHOWS}
     unexplained = beyond & ~np.any([beyond & False, *explained.values()], axis=0)
@@ -430,8 +430,14 @@ def _magnitude_and_bound(layer: torch.nn.Module, x: np.ndarray, y: np.ndarray) -
         magnitude = y
         roundings = (taps + 3) / layer.p + np.abs(_log2(y)) * math.log(2) + 4
     bound = 2 * roundings * _UNIT_ROUNDOFF * magnitude.astype(np.float64)
-    last_rounding = np.spacing(magnitude) if y.dtype == np.float16 else np.finfo(y.dtype).smallest_subnormal
+    last_rounding = _spacing(magnitude) if y.dtype == np.float16 else np.finfo(y.dtype).smallest_subnormal
     return magnitude, bound + last_rounding
+
+
+def _spacing(x: np.ndarray) -> np.ndarray:
+    """Between finite numbers around x. NumPy's is infinite for the largest one, which has one neighbour only."""
+    largest = np.finfo(x.dtype).max
+    return np.spacing(np.minimum(x, np.nextafter(largest, x.dtype.type(0))))
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:

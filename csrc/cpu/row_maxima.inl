@@ -1,0 +1,296 @@
+// Part of kernels.inl: see there.
+// Maxima of small windows and where they are first reached, for windows that are next to each other along long rows,
+// 1 or 2 elements apart: as lane_maxima.inl finds them for channels, from all data of a window at once. Elements of
+// other types than float32, and those of windows that look beyond the ends of rows, are copied to where they are
+// float32 and have padding, which is never larger than data.
+
+// Windows along a row.
+struct WindowsOfRow {
+    int64_t begin, end;
+
+    int64_t count() const { return end - begin; }
+};
+
+// Those that do not look beyond its ends.
+inline WindowsOfRow windows_inside(const Axis& axis) {
+    const int64_t begin = ceil_div(std::max<int64_t>(0, axis.pad_begin), axis.stride);
+    const int64_t room = axis.input - 1 - window_reach(axis) + axis.pad_begin;
+    const int64_t end = room < 0 ? 0 : std::min(axis.output, room / axis.stride + 1);
+    return {std::min(begin, end), end};
+}
+
+// Which windows look at copies of their elements, at both ends of a row, and which at these.
+struct WindowsBySource {
+    WindowsOfRow copied[2];
+    WindowsOfRow direct;
+
+    static WindowsBySource of(const Axis& axis, bool may_be_direct) {
+        constexpr int64_t vector = kLanes<float>;
+        const WindowsOfRow inside = windows_inside(axis);
+        const int64_t all = axis.output;
+        const int64_t first = inside.begin > 0 ? vector : 0, last = inside.end < all ? all - vector : all;
+        if (!may_be_direct || inside.begin > first || inside.end < last || last - first < vector) {
+            return {{{0, all}, {all, all}}, {all, all}};
+        }
+        return {{{0, first}, {last, all}}, {first, last}};
+    }
+
+    bool any_copied() const { return copied[0].count() + copied[1].count() > 0; }
+};
+
+// The first row of elements that rows of windows from this one on may look at, along the first of two axes, and how
+// many there are at most until the last one that `rows` of them look at.
+inline int64_t first_row_seen(const Geometry& geometry, int64_t row) {
+    const Axis& axis = geometry.axes[0];
+    return geometry.rank == 1 ? 0 : std::max<int64_t>(0, row * axis.stride - axis.pad_begin);
+}
+inline int64_t most_rows_seen(const Geometry& geometry, int64_t rows) {
+    const Axis& axis = geometry.axes[0];
+    return geometry.rank == 1 ? 1 : std::min(axis.input, (rows - 1) * axis.stride + window_reach(axis) + 1);
+}
+
+// Those of the windows of a plane's rows.
+class RowMaxima {
+public:
+    static constexpr int kCount = kLanes<float>;
+
+    // row_strides: of the outer axes, between rows that lie as find() is given them.
+    RowMaxima(const Call& call, const std::vector<AxisTable>& tables, const int64_t* row_strides)
+        : axis_(call.geometry.axes[call.geometry.rank - 1]),
+          step_(static_cast<int32_t>(call.index_strides[1 + call.geometry.rank])),
+          rows_(call.geometry, output_size, tables, row_strides, 0) {
+        const RowTaps positions(call.geometry, output_size, tables, call.index_strides + 2, 0);
+        positions_of_rows_.assign(positions.offsets.begin(), positions.offsets.end());
+        for (int64_t window = 0; window < axis_.output; ++window) {
+            const int64_t begin = window * axis_.stride - axis_.pad_begin;
+            begins_.push_back(static_cast<int32_t>(begin * step_));
+            first_taps_.push_back(static_cast<int32_t>((tables.back().taps[window].begin - begin) * step_));
+        }
+    }
+
+    // Of this row of windows, whether it looks at no row of elements, and the offset of the last one.
+    bool is_empty(int64_t row) const { return rows_.rows[row].begin == rows_.rows[row].end; }
+    int64_t last_offset(int64_t row) const { return rows_.offsets[rows_.rows[row].end - 1]; }
+
+    // The maxima of a row that is not empty, and where in their plane they are: of these windows, which fill a vector
+    // at least. `x` is where the row's first window begins, in the row of elements at offset 0.
+    void find(int64_t row, const float* x, const WindowsOfRow& windows, float* maxima, int32_t* positions) const {
+        const auto find_with = [&](auto stride) {
+            if (axis_.kernel == 2) return find_all<stride, 2>(rows_.rows[row], x, windows, maxima, positions);
+            if (axis_.kernel == 3) return find_all<stride, 3>(rows_.rows[row], x, windows, maxima, positions);
+            find_all<stride, 0>(rows_.rows[row], x, windows, maxima, positions);
+        };
+        if (axis_.stride == 1) return find_with(std::integral_constant<int, 1>());
+        find_with(std::integral_constant<int, 2>());
+    }
+
+private:
+    using V = Vector<float, kCount>;
+    using Positions = Vector<int32_t, kCount>;
+
+    // Comparisons wait for each other: several vectors take turns.
+    static constexpr int kMostVectors = ONNXPOOL_VECTOR_BYTES / 8;
+
+    // What some vectors have found so far.
+    template <int kVectors>
+    struct Found {
+        V largest[kVectors];
+        Positions positions[kVectors];
+
+        void take(int v, V value, int32_t position) {
+            take_larger(~LanesOf<V>{}, value, filled<Positions>(position), largest[v], positions[v]);
+        }
+    };
+
+    // visit(v, values, number of the tap), in the order of taps, for those of a row of elements. With a stride of 2,
+    // the lanes of two vectors are those of two taps.
+    template <int kStride, int kKernel, int kVectors, class Visit>
+    __attribute__((always_inline)) void for_each_tap(const float* x, const Visit& visit) const {
+        const int64_t kernel = kKernel > 0 ? kKernel : axis_.kernel, dilation = axis_.dilation;
+        int64_t tap = 0;
+        if constexpr (kStride == 2) {
+            const auto pair = [&](int64_t first, int v) { return load<kCount>(x + first + v * kCount); };
+            for (; tap + 1 < kernel; tap += 2) {
+                for (int v = 0; v < kVectors; ++v) {
+                    const V front = pair(tap, 2 * v), back = pair(tap, 2 * v + 1);
+                    visit(v, every_second<0>(front, back), tap);
+                    visit(v, every_second<1>(front, back), tap + 1);
+                }
+            }
+            if (tap < kernel) {  // nothing behind it is read
+                for (int v = 0; v < kVectors; ++v) {
+                    visit(v, every_second<1>(pair(tap - 1, 2 * v), pair(tap - 1, 2 * v + 1)), tap);
+                }
+            }
+        } else {
+            for (; tap < kernel; ++tap) {
+                for (int v = 0; v < kVectors; ++v) visit(v, load<kCount>(x + tap * dilation + v * kCount), tap);
+            }
+        }
+    }
+
+    template <int kStride, int kKernel>
+    __attribute__((noinline)) void find_all(const RowTaps::Row& taps, const float* x, const WindowsOfRow& windows,
+                                            float* maxima, int32_t* positions) const {
+        const int64_t* const offsets = rows_.offsets.data();
+        const int32_t *const positions_of_rows = positions_of_rows_.data(), *const begins = begins_.data();
+        const int32_t *const first_taps = first_taps_.data(), step = static_cast<int32_t>(step_ * axis_.dilation);
+        const int64_t row_begin = taps.begin, row_end = taps.end;
+        const auto find = [&](auto count, int64_t window) {
+            Found<count> found;
+            const float* const element = x + window * kStride;
+            const int32_t first_position = positions_of_rows[row_begin];
+            for_each_tap<kStride, kKernel, count>(element + offsets[row_begin], [&](int v, V value, int64_t tap) {
+                if (tap > 0) return found.take(v, value, first_position + static_cast<int32_t>(tap) * step);
+                // If it is padding, no datum needs to be larger than that.
+                found.largest[v] = value;
+                found.positions[v] = load<kCount>(first_taps + window + v * kCount) + first_position;
+            });
+            for (int64_t row = row_begin + 1; row < row_end; ++row) {
+                const int32_t position = positions_of_rows[row];
+                for_each_tap<kStride, kKernel, count>(element + offsets[row], [&](int v, V value, int64_t tap) {
+                    found.take(v, value, position + static_cast<int32_t>(tap) * step);
+                });
+            }
+            for (int v = 0; v < count; ++v, window += kCount) {
+                store(maxima + window, found.largest[v]);
+                store(positions + window, found.positions[v] + load<kCount>(begins + window));
+            }
+        };
+        const int64_t end = windows.end;
+        int64_t window = windows.begin;
+        const auto find_vectors = [&](auto count) {
+            for (; window + count * kCount <= end; window += count * kCount) find(count, window);
+        };
+        find_vectors(std::integral_constant<int, kMostVectors>());
+        find_vectors(std::integral_constant<int, kMostVectors / 2>());
+        find_vectors(std::integral_constant<int, 1>());
+        if (window < end) find(std::integral_constant<int, 1>(), end - kCount);
+    }
+
+    const Axis& axis_;
+    const int32_t step_;  // between positions along the row
+    const RowTaps rows_;
+    Buffer<int32_t> positions_of_rows_;    // that their first elements are at
+    Buffer<int32_t> begins_, first_taps_;  // of windows: how far they are from there, and from them their first data
+};
+
+// What some windows look at of the rows of a plane: as float32, with padding.
+template <class T>
+class CopiedRows {
+public:
+    CopiedRows(const Call& call, int64_t most_rows, const WindowsOfRow (&windows)[2])
+        : x_step_(call.x.strides[call.geometry.rank]),
+          padding_(call.geometry.axes[call.geometry.rank - 1].pad_begin),
+          pitch_(row_reach(call.geometry.axes[call.geometry.rank - 1])),
+          buffer_(most_rows * pitch_, reduction_.identity()) {
+        const Axis& axis = call.geometry.axes[call.geometry.rank - 1];
+        for (const auto& [begin, end] : windows) {
+            if (begin == end) continue;
+            const int64_t first = begin * axis.stride - padding_;
+            const int64_t last = (end - 1) * axis.stride - padding_ + window_reach(axis);
+            columns_.push_back({std::max<int64_t>(0, first), std::min(axis.input - 1, last)});
+        }
+    }
+
+    int64_t pitch() const { return pitch_; }  // from one row to the next
+
+    // Begins to copy rows of this plane, from this one on. Where the first window would begin, in its first row.
+    const float* start(const T* plane, int64_t row) {
+        plane_ = plane;
+        begin_ = end_ = row;
+        return buffer_.data() - row * pitch_;
+    }
+
+    void copy_until(int64_t end) {
+        for (; end_ < end; ++end_) {
+            for (const auto& [first, last] : columns_) {
+                const T* const x = plane_ + end_ * x_step_ + first;
+                float* const target = buffer_.data() + (end_ - begin_) * pitch_ + padding_ + first;
+                in_vectors<kLanes<float>>(last + 1 - first, [=, reduction = reduction_](int64_t i, auto n) {
+                    store(target + i, reduction.lift(load<n>(x + i)));
+                });
+            }
+        }
+    }
+
+private:
+    struct Columns {
+        int64_t first, last;
+    };
+
+    const Max<T> reduction_{Parameters()};
+    const int64_t x_step_, padding_, pitch_;
+    Buffer<float> buffer_;
+    std::vector<Columns> columns_;
+    const T* plane_ = nullptr;
+    int64_t begin_ = 0, end_ = 0;  // the rows that have been copied
+};
+
+// Units are groups of rows.
+template <class T>
+void forward_row_maxima(const Call& call, int64_t begin, int64_t end) {
+    const Max<T> reduction(call.parameters);
+    const Geometry& geometry = call.geometry;
+    const Axis& last = geometry.axes[geometry.rank - 1];
+    const std::vector<AxisTable> tables = axis_tables(call);
+    const RowsOfWindows<Max<T>> windows(call);
+    const int64_t in_plane = windows.in_plane, most_rows = std::min(windows.together, in_plane);
+    const int64_t outputs = last.output, channels = geometry.channels;
+    const auto sources = WindowsBySource::of(last, std::is_same_v<T, float>);
+    const bool has_empty = has_empty_window(tables);
+    const bool streams = exceeds_caches<T>(call) && !has_empty;
+
+    CopiedRows<T> copies(call, sources.any_copied() ? most_rows_seen(geometry, most_rows) : 0, sources.copied);
+    const int64_t copied_strides[kMaxSpatialRank] = {copies.pitch()};
+    std::optional<RowMaxima> copied, direct;
+    if (sources.any_copied()) copied.emplace(call, tables, copied_strides);
+    if (sources.direct.count() > 0) direct.emplace(call, tables, call.x.strides + 2);
+    Buffer<float> maxima(most_rows * outputs);
+    Buffer<int32_t> positions(maxima.size());
+
+    // Of `count` rows of windows from `first` on, of one plane.
+    const auto find = [&](const T* plane, int64_t first, int64_t count) {
+        const float* const copy = copies.start(plane, first_row_seen(geometry, first));
+        for (int64_t row = first, place = 0; row < first + count; ++row, place += outputs) {
+            if ((copied ? *copied : *direct).is_empty(row)) continue;
+            float* const found = maxima.data() + place;
+            int32_t* const found_at = positions.data() + place;
+            if (copied) {
+                copies.copy_until(quotient(copied->last_offset(row), copies.pitch()) + 1);
+                for (const WindowsOfRow& windows : sources.copied) {
+                    if (windows.count() > 0) copied->find(row, copy, windows, found, found_at);
+                }
+            }
+            if constexpr (std::is_same_v<T, float>) {
+                if (direct) direct->find(row, plane - last.pad_begin, sources.direct, found, found_at);
+            }
+        }
+    };
+    const auto write = [&](int64_t size, T* y, int64_t index, int64_t* indices) {
+        const Stores stores = !streams                                                     ? Stores::kAhead
+                              : are_whole_lines(y, size) && are_whole_lines(indices, size) ? Stores::kStreaming
+                                                                                           : Stores::kPlain;
+        in_vectors<kLanes<float>>(
+            size, [&](int64_t i, auto n) { store(y + i, reduction.finish(load<n>(maxima.data() + i)), stores); });
+        in_vectors<kLanes<int64_t>>(size, [&](int64_t i, auto n) {
+            store(indices + i, convert<int64_t>(load<n>(positions.data() + i)) + index, stores);
+        });
+    };
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const auto group = windows.group(unit);
+        const RowPosition position(call, group.first, output_size);
+        T* const y = row_of<T>(call.y, position, geometry.rank);
+        int64_t* const indices = row_of<int64_t>(call.indices, position, geometry.rank);
+        int64_t count;
+        for (int64_t done = 0; done < group.rows; done += count) {
+            const int64_t plane = quotient(group.first + done, in_plane), row = group.first + done - plane * in_plane;
+            const int64_t image = quotient(plane, channels), channel = plane - image * channels;
+            count = std::min(group.rows - done, in_plane - row);
+            find(plane_at<const T>(call.x, image, channel), row, count);
+            write(count * outputs, y + done * outputs, first_index(call, image, channel), indices + done * outputs);
+        }
+        if (has_empty) fill_empty_windows(reduction, tables, position, group.rows, y, indices);
+    }
+    finish_streaming(streams);
+}
