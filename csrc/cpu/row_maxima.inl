@@ -49,12 +49,18 @@ inline int64_t most_rows_seen(const Geometry& geometry, int64_t rows) {
     return geometry.rank == 1 ? 1 : std::min(axis.input, (rows - 1) * axis.stride + window_reach(axis) + 1);
 }
 
+// Where, in the row at offset 0, the first window of a row begins: at data[first], which need not be there.
+struct Elements {
+    const float* data;
+    int64_t first;
+};
+
 // Those of the windows of a plane's rows.
 class RowMaxima {
 public:
     static constexpr int kCount = kLanes<float>;
 
-    // row_strides: of the outer axes, between rows that lie as find() is given them.
+    // row_strides: of the outer axes, between rows of the elements that find() is given.
     RowMaxima(const Call& call, const std::vector<AxisTable>& tables, const int64_t* row_strides)
         : axis_(call.geometry.axes[call.geometry.rank - 1]),
           step_(static_cast<int32_t>(call.index_strides[1 + call.geometry.rank])),
@@ -73,8 +79,8 @@ public:
     int64_t last_offset(int64_t row) const { return rows_.offsets[rows_.rows[row].end - 1]; }
 
     // The maxima of a row that is not empty, and where in their plane they are: of these windows, which fill a vector
-    // at least. `x` is where the row's first window begins, in the row of elements at offset 0.
-    void find(int64_t row, const float* x, const WindowsOfRow& windows, float* maxima, int32_t* positions) const {
+    // at least.
+    void find(int64_t row, const Elements& x, const WindowsOfRow& windows, float* maxima, int32_t* positions) const {
         const auto find_with = [&](auto stride) {
             if (axis_.kernel == 2) return find_all<stride, 2>(rows_.rows[row], x, windows, maxima, positions);
             if (axis_.kernel == 3) return find_all<stride, 3>(rows_.rows[row], x, windows, maxima, positions);
@@ -130,7 +136,7 @@ private:
     }
 
     template <int kStride, int kKernel>
-    __attribute__((noinline)) void find_all(const RowTaps::Row& taps, const float* x, const WindowsOfRow& windows,
+    __attribute__((noinline)) void find_all(const RowTaps::Row& taps, const Elements& x, const WindowsOfRow& windows,
                                             float* maxima, int32_t* positions) const {
         const int64_t* const offsets = rows_.offsets.data();
         const int32_t *const positions_of_rows = positions_of_rows_.data(), *const begins = begins_.data();
@@ -138,9 +144,9 @@ private:
         const int64_t row_begin = taps.begin, row_end = taps.end;
         const auto find = [&](auto count, int64_t window) {
             Found<count> found;
-            const float* const element = x + window * kStride;
+            const auto element = [&](int64_t row) { return x.data + (x.first + offsets[row] + window * kStride); };
             const int32_t first_position = positions_of_rows[row_begin];
-            for_each_tap<kStride, kKernel, count>(element + offsets[row_begin], [&](int v, V value, int64_t tap) {
+            for_each_tap<kStride, kKernel, count>(element(row_begin), [&](int v, V value, int64_t tap) {
                 if (tap > 0) return found.take(v, value, first_position + static_cast<int32_t>(tap) * step);
                 // If it is padding, no datum needs to be larger than that.
                 found.largest[v] = value;
@@ -148,7 +154,7 @@ private:
             });
             for (int64_t row = row_begin + 1; row < row_end; ++row) {
                 const int32_t position = positions_of_rows[row];
-                for_each_tap<kStride, kKernel, count>(element + offsets[row], [&](int v, V value, int64_t tap) {
+                for_each_tap<kStride, kKernel, count>(element(row), [&](int v, V value, int64_t tap) {
                     found.take(v, value, position + static_cast<int32_t>(tap) * step);
                 });
             }
@@ -195,24 +201,25 @@ public:
 
     int64_t pitch() const { return pitch_; }  // from one row to the next
 
-    // Begins to copy rows of this plane, from this one on. Where the first window would begin, in its first row.
-    const float* start(const T* plane, int64_t row) {
+    // Begins to copy rows of this plane, from this one on.
+    void start(const T* plane, int64_t row) {
         plane_ = plane;
         begin_ = end_ = row;
-        return buffer_.data() - row * pitch_;
     }
 
     void copy_until(int64_t end) {
         for (; end_ < end; ++end_) {
             for (const auto& [first, last] : columns_) {
-                const T* const x = plane_ + end_ * x_step_ + first;
-                float* const target = buffer_.data() + (end_ - begin_) * pitch_ + padding_ + first;
+                const T* const x = plane_ + (end_ * x_step_ + first);
+                float* const target = buffer_.data() + ((end_ - begin_) * pitch_ + padding_ + first);
                 in_vectors<kLanes<float>>(last + 1 - first, [=, reduction = reduction_](int64_t i, auto n) {
                     store(target + i, reduction.lift(load<n>(x + i)));
                 });
             }
         }
     }
+
+    Elements elements() const { return {buffer_.data(), -begin_ * pitch_}; }
 
 private:
     struct Columns {
@@ -251,7 +258,7 @@ void forward_row_maxima(const Call& call, int64_t begin, int64_t end) {
 
     // Of `count` rows of windows from `first` on, of one plane.
     const auto find = [&](const T* plane, int64_t first, int64_t count) {
-        const float* const copy = copies.start(plane, first_row_seen(geometry, first));
+        copies.start(plane, first_row_seen(geometry, first));
         for (int64_t row = first, place = 0; row < first + count; ++row, place += outputs) {
             if ((copied ? *copied : *direct).is_empty(row)) continue;
             float* const found = maxima.data() + place;
@@ -259,11 +266,11 @@ void forward_row_maxima(const Call& call, int64_t begin, int64_t end) {
             if (copied) {
                 copies.copy_until(quotient(copied->last_offset(row), copies.pitch()) + 1);
                 for (const WindowsOfRow& windows : sources.copied) {
-                    if (windows.count() > 0) copied->find(row, copy, windows, found, found_at);
+                    if (windows.count() > 0) copied->find(row, copies.elements(), windows, found, found_at);
                 }
             }
             if constexpr (std::is_same_v<T, float>) {
-                if (direct) direct->find(row, plane - last.pad_begin, sources.direct, found, found_at);
+                if (direct) direct->find(row, {plane, -last.pad_begin}, sources.direct, found, found_at);
             }
         }
     };
