@@ -279,6 +279,21 @@ def test_windows_of_unusual_data(operator, kind, shape, attributes, dtype, devic
             assert torch.equal(indices, expected_indices), name
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("shape", "attributes"), [row for row in WINDOWS if sum(row[1].get("pads", [0])) in range(1, 11)], ids=str
+)
+def test_padding_is_no_maximum(shape, attributes, dtype, device):
+    """Where all data of a window are -inf, its first datum is."""
+    case = Case("MaxPool", shape, attributes)
+    x = torch.full(shape, -math.inf, dtype=getattr(torch, dtype), device=device)
+    expected = call(case, [arrange(x, "sliced")], return_indices=True)
+    for name, arrangement in ARRANGEMENTS.items():
+        y, indices = call(case, [arrangement(x)], return_indices=True)
+        assert_same(y, expected[0], name)
+        assert torch.equal(indices, expected[1]), name
+
+
 # As large as results that are written past the caches, if lines of memory hold whole positions: not those of the second
 # one, of which some channels at a time are reduced along one axis after the other.
 LARGE = [
