@@ -1,26 +1,4 @@
 // Part of kernels.inl: see there.
-// Puts values in the place of maxima, and their positions, where they are larger, or the first NaN, in these lanes of a
-// register.
-template <class V, class Positions>
-inline void take_larger(LanesOf<V> lanes, V value, Positions position, V& largest, Positions& found) {
-#if defined(ONNXPOOL_AVX512)
-    static_assert(sizeof(V) == 64);
-    if constexpr (sizeof(number_t<V>) == 4) {
-        const auto a = (__m512)largest;
-        lanes =
-            _mm512_mask_cmp_ps_mask(_mm512_mask_cmp_ps_mask(lanes, a, a, _CMP_ORD_Q), a, (__m512)value, _CMP_NGE_UQ);
-    } else {
-        const auto a = (__m512d)largest;
-        lanes =
-            _mm512_mask_cmp_pd_mask(_mm512_mask_cmp_pd_mask(lanes, a, a, _CMP_ORD_Q), a, (__m512d)value, _CMP_NGE_UQ);
-    }
-#else
-    lanes = lanes & (largest == largest) & ~(largest >= value);
-#endif
-    largest = where(lanes, value, largest);
-    found = where(lanes, position, found);
-}
-
 // Maxima and where they are first reached: a datum takes a maximum's place if it is larger, or the first NaN. They are
 // found along each row of elements, once for all windows that look at it, and kept for as long as any does. Those of a
 // window's rows are then compared in their order, so that the first one in row-major order stays.

@@ -20,12 +20,12 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "rows.inl"
 #include "flat_rows.inl"
 #include "flat_maxima.inl"
-#include "row_maxima.inl"
 #include "sums_in_order.inl"
 #include "gradients.inl"
 #include "repeated_rows.inl"
 #include "index_gradients.inl"
 #include "segments.inl"
+#include "row_maxima.inl"
 #include "few_channels.inl"
 #include "rows_first.inl"
 // clang-format on
@@ -290,14 +290,16 @@ bool has_row_maxima(const Call& call) {
     constexpr int64_t least_padded_vectors = 3;
     const Geometry& geometry = call.geometry;
     const Axis& last = geometry.axes[geometry.rank - 1];
-    const bool any_copied = WindowsBySource::of(last, std::is_same_v<T, float>).any_copied();
     const bool are_neighbours = last.stride == 1 || (last.stride == 2 && last.dilation == 1 && last.kernel > 1);
+    const int64_t least_vectors = windows_inside(last).count < last.output ? least_padded_vectors : 1;
+    if (!are_neighbours || taps_of_window(geometry) > most_taps || windows_of_element(geometry) > most_overlap ||
+        last.output < least_vectors * RowMaxima::kCount || call.channels_innermost ||
+        call.x.strides[1 + geometry.rank] != 1 || !has_few_rows(geometry) || !has_positions_of_32_bits(call)) {
+        return false;
+    }
     const bool can_be_copied = geometry.rank <= 2 && row_reach(last) <= last.input + last.output + 64;
-    return are_neighbours && !call.channels_innermost && call.x.strides[1 + geometry.rank] == 1 &&
-           taps_of_window(geometry) <= most_taps && windows_of_element(geometry) <= most_overlap &&
-           last.output >= (windows_inside(last).count() < last.output ? least_padded_vectors : 1) * RowMaxima::kCount &&
-           (!any_copied || can_be_copied) && has_few_rows(geometry) && has_positions_of_32_bits(call) &&
-           RowsOfWindows<Max<T>>(call).follow();
+    const bool any_copied = WindowsBySource::of(last, std::is_same_v<T, float>).any_copied();
+    return (can_be_copied || !any_copied) && RowsOfWindows<Max<T>>(call).follow();
 }
 
 template <class R>

@@ -4,55 +4,30 @@
 // other types than float32, and those of windows that look beyond the ends of rows, are copied to where they are
 // float32 and have padding, which is never larger than data.
 
-// Windows along a row.
-struct WindowsOfRow {
-    int64_t begin, end;
-
-    int64_t count() const { return end - begin; }
-};
-
-// Those that do not look beyond its ends.
-inline WindowsOfRow windows_inside(const Axis& axis) {
-    const int64_t begin = ceil_div(std::max<int64_t>(0, axis.pad_begin), axis.stride);
-    const int64_t room = axis.input - 1 - window_reach(axis) + axis.pad_begin;
-    const int64_t end = room < 0 ? 0 : std::min(axis.output, room / axis.stride + 1);
-    return {std::min(begin, end), end};
-}
-
 // Which windows look at copies of their elements, at both ends of a row, and which at these.
 struct WindowsBySource {
-    WindowsOfRow copied[2];
-    WindowsOfRow direct;
+    Range copied[2];
+    Range direct;
 
     static WindowsBySource of(const Axis& axis, bool may_be_direct) {
         constexpr int64_t vector = kLanes<float>;
-        const WindowsOfRow inside = windows_inside(axis);
-        const int64_t all = axis.output;
-        const int64_t first = inside.begin > 0 ? vector : 0, last = inside.end < all ? all - vector : all;
-        if (!may_be_direct || inside.begin > first || inside.end < last || last - first < vector) {
-            return {{{0, all}, {all, all}}, {all, all}};
+        const Range inside = windows_inside(axis);
+        const int64_t all = axis.output, inside_end = inside.begin + inside.count;
+        const int64_t first = inside.begin > 0 ? vector : 0, last = inside_end < all ? all - vector : all;
+        if (!may_be_direct || inside.begin > first || inside_end < last || last - first < vector) {
+            return {{{0, all, 1}, {all, 0, 1}}, {all, 0, 1}};
         }
-        return {{{0, first}, {last, all}}, {first, last}};
+        return {{{0, first, 1}, {last, all - last, 1}}, {first, last - first, 1}};
     }
 
-    bool any_copied() const { return copied[0].count() + copied[1].count() > 0; }
+    bool any_copied() const { return copied[0].count + copied[1].count > 0; }
 };
 
-// The first row of elements that rows of windows from this one on may look at, along the first of two axes, and how
-// many there are at most until the last one that `rows` of them look at.
-inline int64_t first_row_seen(const Geometry& geometry, int64_t row) {
-    const Axis& axis = geometry.axes[0];
-    return geometry.rank == 1 ? 0 : std::max<int64_t>(0, row * axis.stride - axis.pad_begin);
-}
-inline int64_t most_rows_seen(const Geometry& geometry, int64_t rows) {
-    const Axis& axis = geometry.axes[0];
-    return geometry.rank == 1 ? 1 : std::min(axis.input, (rows - 1) * axis.stride + window_reach(axis) + 1);
-}
-
-// Where, in the row at offset 0, the first window of a row begins: at data[first], which need not be there.
+// Where, in the row with number 0, the first window of a row begins: at data[first], which need not be there.
 struct Elements {
     const float* data;
     int64_t first;
+    int64_t step;  // from one row to the next
 };
 
 // Those of the windows of a plane's rows.
@@ -60,7 +35,7 @@ class RowMaxima {
 public:
     static constexpr int kCount = kLanes<float>;
 
-    // row_strides: of the outer axes, between rows of the elements that find() is given.
+    // row_strides: of the outer axes, to number the rows of elements that find() is given.
     RowMaxima(const Call& call, const std::vector<AxisTable>& tables, const int64_t* row_strides)
         : axis_(call.geometry.axes[call.geometry.rank - 1]),
           step_(static_cast<int32_t>(call.index_strides[1 + call.geometry.rank])),
@@ -74,13 +49,13 @@ public:
         }
     }
 
-    // Of this row of windows, whether it looks at no row of elements, and the offset of the last one.
+    // Of this row of windows, whether it looks at no row of elements, and the number of the last one.
     bool is_empty(int64_t row) const { return rows_.rows[row].begin == rows_.rows[row].end; }
-    int64_t last_offset(int64_t row) const { return rows_.offsets[rows_.rows[row].end - 1]; }
+    int64_t last_row(int64_t row) const { return rows_.offsets[rows_.rows[row].end - 1]; }
 
     // The maxima of a row that is not empty, and where in their plane they are: of these windows, which fill a vector
     // at least.
-    void find(int64_t row, const Elements& x, const WindowsOfRow& windows, float* maxima, int32_t* positions) const {
+    void find(int64_t row, const Elements& x, const Range& windows, float* maxima, int32_t* positions) const {
         const auto find_with = [&](auto stride) {
             if (axis_.kernel == 2) return find_all<stride, 2>(rows_.rows[row], x, windows, maxima, positions);
             if (axis_.kernel == 3) return find_all<stride, 3>(rows_.rows[row], x, windows, maxima, positions);
@@ -136,15 +111,17 @@ private:
     }
 
     template <int kStride, int kKernel>
-    __attribute__((noinline)) void find_all(const RowTaps::Row& taps, const Elements& x, const WindowsOfRow& windows,
+    __attribute__((noinline)) void find_all(const RowTaps::Row& taps, const Elements& x, const Range& windows,
                                             float* maxima, int32_t* positions) const {
-        const int64_t* const offsets = rows_.offsets.data();
+        const int64_t* const numbers = rows_.offsets.data();
         const int32_t *const positions_of_rows = positions_of_rows_.data(), *const begins = begins_.data();
         const int32_t *const first_taps = first_taps_.data(), step = static_cast<int32_t>(step_ * axis_.dilation);
         const int64_t row_begin = taps.begin, row_end = taps.end;
         const auto find = [&](auto count, int64_t window) {
             Found<count> found;
-            const auto element = [&](int64_t row) { return x.data + (x.first + offsets[row] + window * kStride); };
+            const auto element = [&](int64_t row) {
+                return x.data + (x.first + numbers[row] * x.step + window * kStride);
+            };
             const int32_t first_position = positions_of_rows[row_begin];
             for_each_tap<kStride, kKernel, count>(element(row_begin), [&](int v, V value, int64_t tap) {
                 if (tap > 0) return found.take(v, value, first_position + static_cast<int32_t>(tap) * step);
@@ -163,7 +140,7 @@ private:
                 store(positions + window, found.positions[v] + load<kCount>(begins + window));
             }
         };
-        const int64_t end = windows.end;
+        const int64_t end = windows.begin + windows.count;
         int64_t window = windows.begin;
         const auto find_vectors = [&](auto count) {
             for (; window + count * kCount <= end; window += count * kCount) find(count, window);
@@ -185,21 +162,21 @@ private:
 template <class T>
 class CopiedRows {
 public:
-    CopiedRows(const Call& call, int64_t most_rows, const WindowsOfRow (&windows)[2])
+    // windows: along a row; most_rows: of windows, that look at what is there at a time.
+    CopiedRows(const Call& call, const Range (&windows)[2], int64_t most_rows)
         : x_step_(call.x.strides[call.geometry.rank]),
           padding_(call.geometry.axes[call.geometry.rank - 1].pad_begin),
-          pitch_(row_reach(call.geometry.axes[call.geometry.rank - 1])),
-          buffer_(most_rows * pitch_, reduction_.identity()) {
+          pitch_(row_reach(call.geometry.axes[call.geometry.rank - 1])) {
         const Axis& axis = call.geometry.axes[call.geometry.rank - 1];
-        for (const auto& [begin, end] : windows) {
-            if (begin == end) continue;
-            const int64_t first = begin * axis.stride - padding_;
-            const int64_t last = (end - 1) * axis.stride - padding_ + window_reach(axis);
-            columns_.push_back({std::max<int64_t>(0, first), std::min(axis.input - 1, last)});
+        for (const Range& range : windows) {
+            if (range.count == 0) continue;
+            columns_.push_back(Segment::of_windows(axis, range.begin, range.begin + range.count));
         }
+        if (columns_.empty()) return;
+        Axis outer = call.geometry.rank == 1 ? unpooled_axis(1) : call.geometry.axes[0];
+        outer.output = most_rows;
+        buffer_.assign(std::min(outer.input, row_reach(outer)) * pitch_, reduction_.identity());
     }
-
-    int64_t pitch() const { return pitch_; }  // from one row to the next
 
     // Begins to copy rows of this plane, from this one on.
     void start(const T* plane, int64_t row) {
@@ -209,27 +186,23 @@ public:
 
     void copy_until(int64_t end) {
         for (; end_ < end; ++end_) {
-            for (const auto& [first, last] : columns_) {
-                const T* const x = plane_ + (end_ * x_step_ + first);
-                float* const target = buffer_.data() + ((end_ - begin_) * pitch_ + padding_ + first);
-                in_vectors<kLanes<float>>(last + 1 - first, [=, reduction = reduction_](int64_t i, auto n) {
+            for (const Segment& columns : columns_) {
+                const T* const x = plane_ + (end_ * x_step_ + columns.element);
+                float* const target = buffer_.data() + ((end_ - begin_) * pitch_ + padding_ + columns.element);
+                in_vectors<kLanes<float>>(columns.elements, [=, reduction = reduction_](int64_t i, auto n) {
                     store(target + i, reduction.lift(load<n>(x + i)));
                 });
             }
         }
     }
 
-    Elements elements() const { return {buffer_.data(), -begin_ * pitch_}; }
+    Elements elements() const { return {buffer_.data(), -begin_ * pitch_, pitch_}; }
 
 private:
-    struct Columns {
-        int64_t first, last;
-    };
-
     const Max<T> reduction_{Parameters()};
     const int64_t x_step_, padding_, pitch_;
+    std::vector<Segment> columns_;
     Buffer<float> buffer_;
-    std::vector<Columns> columns_;
     const T* plane_ = nullptr;
     int64_t begin_ = 0, end_ = 0;  // the rows that have been copied
 };
@@ -248,30 +221,29 @@ void forward_row_maxima(const Call& call, int64_t begin, int64_t end) {
     const bool has_empty = has_empty_window(tables);
     const bool streams = exceeds_caches<T>(call) && !has_empty;
 
-    CopiedRows<T> copies(call, sources.any_copied() ? most_rows_seen(geometry, most_rows) : 0, sources.copied);
-    const int64_t copied_strides[kMaxSpatialRank] = {copies.pitch()};
-    std::optional<RowMaxima> copied, direct;
-    if (sources.any_copied()) copied.emplace(call, tables, copied_strides);
-    if (sources.direct.count() > 0) direct.emplace(call, tables, call.x.strides + 2);
+    CopiedRows<T> copies(call, sources.copied, most_rows);
+    const bool any_copied = sources.any_copied();  // of two axes at most
+    const int64_t by_one[kMaxSpatialRank] = {1}, x_step = any_copied ? call.x.strides[geometry.rank] : 1;
+    const RowMaxima rows(call, tables, any_copied ? by_one : call.x.strides + 2);
     Buffer<float> maxima(most_rows * outputs);
     Buffer<int32_t> positions(maxima.size());
 
     // Of `count` rows of windows from `first` on, of one plane.
     const auto find = [&](const T* plane, int64_t first, int64_t count) {
-        copies.start(plane, first_row_seen(geometry, first));
+        if (any_copied) {
+            const bool is_row = geometry.rank == 1;
+            copies.start(plane, is_row ? 0 : Segment::of_windows(geometry.axes[0], first, first + count).element);
+        }
         for (int64_t row = first, place = 0; row < first + count; ++row, place += outputs) {
-            if ((copied ? *copied : *direct).is_empty(row)) continue;
-            float* const found = maxima.data() + place;
-            int32_t* const found_at = positions.data() + place;
-            if (copied) {
-                copies.copy_until(quotient(copied->last_offset(row), copies.pitch()) + 1);
-                for (const WindowsOfRow& windows : sources.copied) {
-                    if (windows.count() > 0) copied->find(row, copies.elements(), windows, found, found_at);
-                }
+            if (rows.is_empty(row)) continue;
+            const auto find_in = [&](const Elements& x, const Range& windows) {
+                if (windows.count > 0) rows.find(row, x, windows, maxima.data() + place, positions.data() + place);
+            };
+            if (any_copied) {
+                copies.copy_until(rows.last_row(row) + 1);
+                for (const Range& windows : sources.copied) find_in(copies.elements(), windows);
             }
-            if constexpr (std::is_same_v<T, float>) {
-                if (direct) direct->find(row, {plane, -last.pad_begin}, sources.direct, found, found_at);
-            }
+            if constexpr (std::is_same_v<T, float>) find_in({plane, -last.pad_begin, x_step}, sources.direct);
         }
     };
     const auto write = [&](int64_t size, T* y, int64_t index, int64_t* indices) {

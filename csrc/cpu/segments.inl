@@ -64,7 +64,8 @@ struct Segments {
         windows_apart = ceil_div(std::max(least, reaches * reach), axis.stride * line) * line;
         // Windows are full where segments begin, and the last one has as many of them as the others.
         const int64_t begin = ceil_div(axis.pad_begin, axis.stride * line) * line + windows_apart;
-        const int64_t full = std::min(axis.output, (axis.input - 1 - reach + axis.pad_begin) / axis.stride + 1);
+        const Range inside = windows_inside(axis);
+        const int64_t full = inside.begin + inside.count;
         if (full < begin + 3 * windows_apart) return;
         count = (full - begin) / windows_apart - 1;
         const int64_t end = begin + count * windows_apart;

@@ -209,6 +209,14 @@ inline int64_t window_reach(const Axis& axis) { return (axis.kernel - 1) * axis.
 // Elements from the first tap of the first window to the last tap of the last one.
 inline int64_t row_reach(const Axis& axis) { return (axis.output - 1) * axis.stride + window_reach(axis) + 1; }
 
+// The windows that do not look beyond the ends of an axis.
+inline Range windows_inside(const Axis& axis) {
+    const int64_t room = axis.input - 1 - window_reach(axis) + axis.pad_begin;
+    const int64_t end = room < 0 ? 0 : std::min(axis.output, room / axis.stride + 1);
+    const int64_t begin = std::min(end, ceil_div(std::max<int64_t>(0, axis.pad_begin), axis.stride));
+    return {begin, end - begin, 1};
+}
+
 inline double taps_of_window(const Geometry& geometry) {
     double taps = 1;
     for (int a = 0; a < geometry.rank; ++a) taps *= static_cast<double>(geometry.axes[a].kernel);
