@@ -32,8 +32,6 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [i for i in items if hasattr(i, "callspec") and i.callspec.params.get("device") == chosen]
 
 
-@pytest.fixture(params=["cpu", "cuda"])
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not HAS_GPU, reason=NEEDS_GPU))])
 def device(request) -> str:
-    if request.param == "cuda" and not HAS_GPU:
-        pytest.skip(NEEDS_GPU)
     return request.param

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import warnings
@@ -15,10 +16,15 @@ import onnxruntime
 import torch
 from onnx import NodeProto, helper
 from onnx.reference import ReferenceEvaluator
+from onnxscript._internal.values import TracedOnnxFunction
 from tensors import to_array
 
 import torch_onnxpool
 from torch_onnxpool.onnx import operators
+
+# torch asks for the signatures of all functions of torchlib at every export, and onnxscript parses their sources each
+# time, which takes longer than all the rest for a small model: here, once.
+TracedOnnxFunction.function_ir = property(functools.cache(TracedOnnxFunction.function_ir.fget))
 
 EXPORTERS = ("dynamo", "program", "torchscript")
 

@@ -158,6 +158,8 @@ ARRANGEMENTS = {
 
 def assert_same(actual: torch.Tensor, expected: torch.Tensor, where: str) -> None:
     """Equal, but for sums in another order."""
+    if actual.dtype == expected.dtype and torch.equal(actual, expected):  # most are: this takes less long
+        return
     exact = actual.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     eps = 0 if exact else torch.finfo(actual.dtype).eps * (64 if actual.dtype == torch.float64 else 2)
     torch.testing.assert_close(

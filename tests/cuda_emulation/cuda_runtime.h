@@ -49,6 +49,8 @@ void wait_for_warp();
 using Slot = unsigned char[16];
 Slot& own_slot();
 const Slot* slots();
+// The lanes of the warp whose predicate holds.
+unsigned ballot(bool predicate);
 
 cudaError_t run(const cudaLaunchConfig_t& config, const void* kernel, size_t parameter_bytes,
                 const std::function<void()>& body);
@@ -98,11 +100,7 @@ unsigned __match_any_sync(unsigned, T value) {
     }
     return same;
 }
-// The lanes whose predicate holds.
-inline unsigned __ballot_sync(unsigned lanes, int predicate) {
-    const unsigned like_this = __match_any_sync(lanes, predicate != 0);
-    return predicate != 0 ? like_this : ~like_this;
-}
+inline unsigned __ballot_sync(unsigned, int predicate) { return emulation::ballot(predicate != 0); }
 inline int __any_sync(unsigned lanes, int predicate) { return __ballot_sync(lanes, predicate) != 0; }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }

@@ -64,9 +64,10 @@ Fibre* running = nullptr;
 const std::function<void()>* thread_body = nullptr;
 unsigned started = 0;  // threads of the block
 bool backwards = false;
-Slot both_slots[2][1024];  // two, since a thread may leave its next value before all have taken the last one
+Slot both_slots[2][1024];      // two, since a thread may leave its next value before all have taken the last one
+unsigned both_ballots[2][32];  // likewise: the lanes of a warp that have said yes
 bool vote = false, last_vote = false;  // of the block: whether a thread has said yes, and before the last barrier
-std::set<std::string> launched;
+std::set<const void*> launched;
 [[maybe_unused]] const void* scheduler_stack = nullptr;
 [[maybe_unused]] size_t scheduler_stack_size = 0;
 
@@ -184,6 +185,13 @@ bool any_of_block(bool predicate) {
 void wait_for_warp() { wait(State::kWaitsForWarp); }
 Slot& own_slot() { return both_slots[++running->exchanges % 2][running->thread]; }
 const Slot* slots() { return both_slots[running->exchanges % 2]; }
+unsigned ballot(bool predicate) {
+    const unsigned thread = running->thread, lane = 1u << thread % 32;
+    unsigned& lanes = both_ballots[++running->exchanges % 2][thread / 32];
+    lanes = predicate ? lanes | lane : lanes & ~lane;
+    wait_for_warp();
+    return lanes;
+}
 
 cudaError_t run(const cudaLaunchConfig_t& config, const void* kernel, size_t parameter_bytes,
                 const std::function<void()>& body) {
@@ -194,8 +202,7 @@ cudaError_t run(const cudaLaunchConfig_t& config, const void* kernel, size_t par
                       block.x <= 1024 && block.y == 1 && block.z == 1 && config.dynamicSmemBytes <= kSharedBytes &&
                       parameter_bytes <= kParameterBytes;
     if (!fits) return cudaErrorInvalidConfiguration;
-    Dl_info symbol;
-    if (dladdr(kernel, &symbol) && symbol.dli_sname) launched.insert(symbol.dli_sname);
+    launched.insert(kernel);
     gridDim = grid;
     blockDim = block;
     thread_body = &body;
@@ -254,7 +261,10 @@ void emulation_run_backwards(int backwards) { emulation::backwards = backwards; 
 const char* emulation_launched_kernels() {
     static std::string names;
     names.clear();
-    for (const std::string& name : emulation::launched) names += name + "\n";
+    for (const void* kernel : emulation::launched) {
+        Dl_info symbol;
+        if (dladdr(kernel, &symbol) && symbol.dli_sname) names += std::string(symbol.dli_sname) + "\n";
+    }
     return names.c_str();
 }
 }
