@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import itertools
@@ -16,15 +17,25 @@ import onnxruntime
 import torch
 from onnx import NodeProto, helper
 from onnx.reference import ReferenceEvaluator
-from onnxscript._internal.values import TracedOnnxFunction
 from tensors import to_array
+from torch.onnx._internal.exporter import _compat  # noqa: F401 (what the next one needs to be imported)
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 import torch_onnxpool
 from torch_onnxpool.onnx import operators
 
-# torch asks for the signatures of all functions of torchlib at every export, and onnxscript parses their sources each
-# time, which takes longer than all the rest for a small model: here, once.
-TracedOnnxFunction.function_ir = property(functools.cache(TracedOnnxFunction.function_ir.fget))
+filled_registry = functools.cache(ONNXRegistry.from_torchlib)
+
+
+def from_torchlib(*opset: int, **named_opset: int) -> ONNXRegistry:
+    registry = copy.copy(filled_registry(*opset, **named_opset))
+    registry.functions = {target: list(translations) for target, translations in registry.functions.items()}
+    return registry
+
+
+# At every export torch fills a registry with the translations of all its operators, for which onnxscript parses their
+# sources each time: that takes longer than all the rest for a small model. Here each opset's is filled once.
+ONNXRegistry.from_torchlib = staticmethod(from_torchlib)
 
 EXPORTERS = ("dynamo", "program", "torchscript")
 
