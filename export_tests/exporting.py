@@ -27,15 +27,15 @@ from torch_onnxpool.onnx import operators
 filled_registry = functools.cache(ONNXRegistry.from_torchlib)
 
 
-def from_torchlib(*opset: int, **named_opset: int) -> ONNXRegistry:
-    registry = copy.copy(filled_registry(*opset, **named_opset))
+def copied_registry(**opset_version: int) -> ONNXRegistry:
+    """At every export torch fills a registry with the translations of all its operators, for which onnxscript parses
+    their sources each time: longer than all the rest takes for a small model. Here each opset's is filled once."""
+    registry = copy.copy(filled_registry(**opset_version))
     registry.functions = {target: list(translations) for target, translations in registry.functions.items()}
     return registry
 
 
-# At every export torch fills a registry with the translations of all its operators, for which onnxscript parses their
-# sources each time: that takes longer than all the rest for a small model. Here each opset's is filled once.
-ONNXRegistry.from_torchlib = staticmethod(from_torchlib)
+ONNXRegistry.from_torchlib = staticmethod(copied_registry)
 
 EXPORTERS = ("dynamo", "program", "torchscript")
 

@@ -18,7 +18,8 @@ SOURCE = Path(__file__).with_name("random_calls.cpp")
 CALLS = int(os.environ.get("RANDOM_CALLS", 2000))
 SEED = int(os.environ.get("RANDOM_SEED", 1))
 
-# Without optimisation: the calls take less long than the compiler. The processor checks vectors' alignment itself.
+# Without optimisation: the calls take less long than the compiler. x86 checks itself whether vectors are aligned that
+# have to be, and nothing else has to.
 FLAGS = ["-std=c++17", "-O0", "-ffp-contract=off", "-w", "-Wno-psabi", *SANITIZERS, "-fno-sanitize=alignment"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]
 INSTRUCTION_SETS = {
