@@ -19,8 +19,8 @@ namespace device {
 extern const bool kNeedsLines;
 
 // Whether there is a kernel for the reduction and the type, which has then been run, or enqueued.
-bool forward(Reduction reduction, ElementType type, const Call& call, const Tensor& on);
-bool backward(Reduction reduction, ElementType type, const Call& call, const Tensor& on);
+bool forward(Reduction reduction, const Call& call, const Tensor& on);
+bool backward(Reduction reduction, const Call& call, const Tensor& on);
 
 // An index that names no element of the whole tensor, if there is one; otherwise it is done.
 std::optional<int64_t> unpool(const Unpooling& call, const Tensor& on);
@@ -161,7 +161,7 @@ Operand read_only(const Tensor& tensor) {
 using Run = decltype(&device::forward);
 
 void run(Run kernel, const Operator& op, const Call& call, const Input& input) {
-    if (!kernel(op.reduction, input.type, call, input.tensor)) {
+    if (!kernel(op.reduction, call, input.tensor)) {
         refuse(op.name, "there is no kernel for X of type ", toString(input.tensor.scalar_type()));
     }
 }
@@ -179,8 +179,8 @@ bool channels_innermost(const Dimensions& shape, const Dimensions& x_strides, co
     return shape[1] > 1 && x_strides[1] == 1 && result_strides[1] == 1;
 }
 
-Parameters parameters_of(const PoolAttributes& attributes) {
-    Parameters parameters;
+Parameters parameters_of(const Input& input, const PoolAttributes& attributes) {
+    Parameters parameters(input.type);
     if (attributes.count_include_pad) parameters.divisor = Divisor::kDeclared;
     parameters.p = attributes.p;
     return parameters;
@@ -212,7 +212,7 @@ Tensor forward(const Operator& op, const Input& input, const PoolAttributes& att
 }
 
 Tensor forward(const Operator& op, const Input& input, const PoolAttributes& attributes, Tensor* indices = nullptr) {
-    return forward(op, input, attributes, parameters_of(attributes), false, indices);
+    return forward(op, input, attributes, parameters_of(input, attributes), false, indices);
 }
 
 std::tuple<Tensor, Tensor> forward_with_indices(const Operator& op, const Input& input,
@@ -238,7 +238,7 @@ Tensor backward(const Operator& op, const Tensor& grad_Y, const Input& input, co
     const Tensor X = readable(input, reads_x && !has_dense_planes(input.shape, input.strides));
     Tensor grad_X = empty_like_layout(input.shape, type, input.tensor);
 
-    Call call(geometry, parameters_of(attributes));
+    Call call(geometry, parameters_of(input, attributes));
     call.channels_innermost = channels_innermost(input.shape, input.strides, grad_X.strides());
     call.x = read_only(X);
     call.grad_y = read_only(grad_Y);
@@ -355,19 +355,20 @@ void check_scalar(const Operator& op, std::string_view name, const Tensor& tenso
     }
 }
 
-Parameters quantization(const Operator& op, const Tensor& X, const Tensor& x_scale, const Tensor& x_zero_point,
+Parameters quantization(const Operator& op, const Input& input, const Tensor& x_scale, const Tensor& x_zero_point,
                         const Tensor& y_scale, const Tensor& y_zero_point) {
+    const Tensor& X = input.tensor;
     check_scalar(op, "x_scale", x_scale, ScalarType::Float, X);
     check_scalar(op, "x_zero_point", x_zero_point, X.scalar_type(), X);
     check_scalar(op, "y_scale", y_scale, ScalarType::Float, X);
     check_scalar(op, "y_zero_point", y_zero_point, X.scalar_type(), X);
-    Parameters parameters;
+    Parameters parameters(input.type);
     uint8_t x_zero = 0, y_zero = 0;
     device::read({{x_scale, &parameters.x_scale},
                   {x_zero_point, &x_zero},
                   {y_scale, &parameters.y_scale},
                   {y_zero_point, &y_zero}});
-    const bool is_signed = X.scalar_type() == ScalarType::Char;
+    const bool is_signed = input.type == ElementType::kInt8;
     parameters.x_zero_point = is_signed ? static_cast<int8_t>(x_zero) : x_zero;
     parameters.y_zero_point = is_signed ? static_cast<int8_t>(y_zero) : y_zero;
     for (float scale : {parameters.x_scale, parameters.y_scale}) {
@@ -412,7 +413,7 @@ Tensor qlinear_average_pool(const GivenAttributes& given, const Tensor& X, const
     const bool channels_last = detail::check_flag(op.name, "channels_last", given.channels_last);
     const Input input = checked_input(op, X, channels_last);
     const PoolAttributes attributes = validate(op, input, given);
-    Parameters parameters = quantization(op, X, x_scale, x_zero_point, y_scale, y_zero_point);
+    Parameters parameters = quantization(op, input, x_scale, x_zero_point, y_scale, y_zero_point);
     if (spans_plane(attributes, input)) return quantized_plane_average(op, input, parameters, channels_last);
     if (attributes.count_include_pad) parameters.divisor = Divisor::kKernel;
     return forward(op, input, attributes, parameters, channels_last);
@@ -423,7 +424,7 @@ Tensor qlinear_global_average_pool(const GivenAttributes& given, const Tensor& X
     const Operator& op = kQLinearGlobalAveragePool;
     const bool channels_last = detail::check_flag(op.name, "channels_last", given.channels_last);
     const Input input = checked_input(op, X, channels_last);
-    const Parameters parameters = quantization(op, X, x_scale, x_zero_point, y_scale, y_zero_point);
+    const Parameters parameters = quantization(op, input, x_scale, x_zero_point, y_scale, y_zero_point);
     return quantized_plane_average(op, input, parameters, channels_last);
 }
 

@@ -14,6 +14,7 @@
 // and, where R::kDifferentiable,
 //   gradient(grad_y, x, y)    what one window adds to the gradient of its datum x; where R::kDivides, grad_y has been
 //                             divided likewise; only where R::kGradientNeedsData are x and y given
+// Where R::kOfPlanes, all windows are whole planes.
 // An indexed reduction needs no gradient(): the window's gradient goes to the element that its index names.
 // Unless the reduction is indexed, lift(), combine() and finish() take vectors as well as single elements and
 // accumulators (V stands for either).
@@ -34,8 +35,9 @@ namespace onnxpool {
 // Which taps of a window an average divides by: the data, data and declared padding, or all of them.
 enum class Divisor { kData, kDeclared, kKernel };
 
-// The parameters of all reductions: attributes and quantisation, ready to use.
+// The parameters of all reductions: of the tensors, attributes and quantisation, ready to use.
 struct Parameters {
+    ElementType element_type;
     Divisor divisor = Divisor::kData;
     double p = 2.0;
     float x_scale = 1.0f;
@@ -43,6 +45,8 @@ struct Parameters {
     int32_t x_zero_point = 0;
     int32_t y_zero_point = 0;
     int64_t plane_size = 0;  // of QLinearGlobalAveragePool
+
+    explicit Parameters(ElementType element_type) : element_type(element_type) {}
 };
 
 // What turns a sum of a plane's quantised elements into their quantised average.

@@ -8,6 +8,7 @@ struct PlainReduction {
     static constexpr bool kDifferentiable = false;
     static constexpr bool kGradientNeedsData = false;
     static constexpr bool kInOrder = false;
+    static constexpr bool kOfPlanes = false;
 };
 
 // Accumulators that add up.
@@ -377,6 +378,7 @@ ONNXPOOL_HOST_DEVICE inline auto saturate(V value, int32_t offset) {
 template <class T>
 struct QuantizedGlobalAverage : Sum<uint32_t> {  // wraps modulo 2^32
     using Element = T;
+    static constexpr bool kOfPlanes = true;
 
     uint32_t sum_of_zero_points;
     float scale;
@@ -408,17 +410,23 @@ struct QuantizedAverage : Sum<float> {
     static constexpr bool kDivides = true;
     static constexpr bool kInOrder = true;
 
-    Parameters parameters;
+    float x_scale, y_scale;
+    int32_t x_zero_point;
+    float y_zero_point;
 
-    ONNXPOOL_HOST_DEVICE explicit QuantizedAverage(const Parameters& parameters) : parameters(parameters) {}
+    ONNXPOOL_HOST_DEVICE explicit QuantizedAverage(const Parameters& parameters)
+        : x_scale(parameters.x_scale),
+          y_scale(parameters.y_scale),
+          x_zero_point(parameters.x_zero_point),
+          y_zero_point(static_cast<float>(parameters.y_zero_point)) {}
 
     template <class V>
     ONNXPOOL_HOST_DEVICE auto lift(V x) const {
-        return parameters.x_scale * convert<float>(convert<int32_t>(x) - parameters.x_zero_point);
+        return x_scale * convert<float>(convert<int32_t>(x) - x_zero_point);
     }
     template <class V>
     ONNXPOOL_HOST_DEVICE auto finish(V mean) const {
-        return saturate<T>(mean / parameters.y_scale + static_cast<float>(parameters.y_zero_point), 0);
+        return saturate<T>(mean / y_scale + y_zero_point, 0);
     }
-    ONNXPOOL_HOST_DEVICE T empty() const { return static_cast<T>(parameters.y_zero_point); }
+    ONNXPOOL_HOST_DEVICE T empty() const { return static_cast<T>(y_zero_point); }
 };

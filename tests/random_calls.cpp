@@ -191,13 +191,13 @@ private:
             case 9:
                 return all_layouts_of<LpNorm<float>>("LpPool", 2.5);
             case 10:
-                return all_layouts_of<Max<uint8_t>>("MaxPool");
+                return all_layouts_of<ByteMax>("MaxPool", either(ElementType::kInt8, ElementType::kUInt8));
             case 11:
                 return all_layouts_of<MaxWithIndex<uint8_t>>("MaxPool with Indices");
             case 12:
                 return all_layouts_of<MaxWithIndex<double>>("MaxPool with Indices");
             case 13:
-                return all_layouts_of<Max<BFloat16>>("MaxPool");
+                return all_layouts_of<HalfMax>("MaxPool", either(ElementType::kFloat16, ElementType::kBFloat16));
             default:
                 return all_layouts_of<QuantizedAverage<uint8_t>>("QLinearAveragePool");
         }
@@ -221,6 +221,15 @@ private:
         Tensor<T> grad_x;
         bool has_gradient = false;
     };
+
+    ElementType either(ElementType a, ElementType b) { return random_.once_in(2) ? a : b; }
+
+    // The element type matters to kernels that take two of them.
+    template <class R>
+    void all_layouts_of(const std::string& name, ElementType type) {
+        parameters_.element_type = type;
+        all_layouts_of<R>(name);
+    }
 
     template <class R>
     void all_layouts_of(const std::string& name, double p = 2) {
@@ -318,7 +327,7 @@ private:
     Random random_;
     bool has_segments_ = false, has_column_major_indices_ = false;
     Geometry geometry_{};
-    Parameters parameters_;
+    Parameters parameters_{ElementType::kFloat32};
     std::string description_;
 };
 

@@ -144,6 +144,8 @@ WINDOWS = [
     ((2, 3, 9, 97), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
     ((1, 2, 5, 110), {"kernel_shape": [3, 2], "strides": [3, 2], "dilations": [2, 1], "pads": [3, 1, 6, 1]}),
     ((1, 2, 4, 140), {"kernel_shape": [2, 4], "strides": [2, 2], "pads": [0, 9, 0, 0]}),
+    ((2, 3, 9, 69), {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [9, 1, 0, 0]}),
+    ((2, 3, 9, 70), {"kernel_shape": [2, 3], "strides": [3, 2], "pads": [0, 0, 9, 1]}),
 ]
 
 

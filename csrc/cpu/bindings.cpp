@@ -13,10 +13,10 @@ namespace {
 
 constexpr double kElementsPerThread = 32768;  // with less work, a thread costs more than it brings
 
-bool run(decltype(cpu::plan_forward) plan, Reduction reduction, ElementType type, const Call& whole) {
+bool run(decltype(cpu::plan_forward) plan, Reduction reduction, const Call& whole) {
     const cpu::FoldedCall folded(whole);
     const Call& call = folded.call();
-    const cpu::Task task = plan(reduction, type, call);
+    const cpu::Task task = plan(reduction, call);
     if (!task.run) return false;
     if (task.units == 0) return true;  // then there is nothing that elements could be shared out among
     const auto units_per_thread = 1 + static_cast<int64_t>(kElementsPerThread / task.elements_per_unit);
@@ -28,13 +28,9 @@ bool run(decltype(cpu::plan_forward) plan, Reduction reduction, ElementType type
 
 const bool kNeedsLines = true;
 
-bool forward(Reduction reduction, ElementType type, const Call& call, const Tensor&) {
-    return run(cpu::plan_forward, reduction, type, call);
-}
+bool forward(Reduction reduction, const Call& call, const Tensor&) { return run(cpu::plan_forward, reduction, call); }
 
-bool backward(Reduction reduction, ElementType type, const Call& call, const Tensor&) {
-    return run(cpu::plan_backward, reduction, type, call);
-}
+bool backward(Reduction reduction, const Call& call, const Tensor&) { return run(cpu::plan_backward, reduction, call); }
 
 std::optional<int64_t> unpool(const Unpooling& call, const Tensor&) {
     const std::optional<int64_t> outside = cpu::find_index_outside(call);

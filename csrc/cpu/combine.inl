@@ -141,11 +141,12 @@ __attribute__((noinline)) void take_turns(const T* runs, int64_t run_step, int64
     });
 }
 
-// How what is read of a tap becomes accumulators: elements are lifted, accumulators are taken as they are.
+// How what is read of a tap becomes accumulators: elements are lifted, accumulators are taken as they are. Loops get
+// this and what follows, and the reductions in them, as copies: others would be read again after each store.
 template <class R>
 struct Lift {
     using Source = typename R::Element;
-    const R& reduction;
+    const R reduction;
     template <class V>
     auto operator()(V x, int64_t) const {
         return reduction.lift(x);
@@ -187,7 +188,7 @@ struct KeepParts {
 // or, finished, into the output, of windows that share a divisor,
 template <class R>
 struct Finish {
-    const R& reduction;
+    const R reduction;
     typename R::Element* y;
     typename R::Accumulator divisor;
     bool streams;
@@ -201,7 +202,7 @@ struct Finish {
 // or have one each.
 template <class R>
 struct FinishEach {
-    const R& reduction;
+    const R reduction;
     typename R::Element* y;
     const typename R::Accumulator* divisors;
     Stores stores;
@@ -228,7 +229,7 @@ using CombinerOf = std::decay_t<decltype(combiner_of(std::declval<const R&>()))>
 // right. There is at least one tap. Memory is asked for what those of `ahead`, kAhead of them, will be read for next.
 template <int kAhead = 0, int kBytesAhead = 0, class Combiner, class Take, class Put>
 inline void combine_taps(const Combiner& combiner, const typename Take::Source* const* taps, int64_t count,
-                         int64_t size, const Take& take, const Put& put,
+                         int64_t size, const Take take, const Put put,
                          const typename Take::Source* const* ahead = nullptr) {
     constexpr int lanes = kLanes<typename Combiner::Accumulator>;
     const auto *tap0 = taps[0], *tap1 = taps[count > 1 ? 1 : 0], *tap2 = taps[count > 2 ? 2 : 0];

@@ -26,7 +26,8 @@ public:
           planes_are_one_run_(along.elements_follow() && rows_.rows.size() == 1 && rows_.most_taps == 1 &&
                               rows_of_plane(call.geometry, input_size) == 1 &&
                               is_contiguous(call.geometry, call.x, input_size)),
-          is_vector_by_row_(columns_ <= kCount && 2 * vectors_of_runs() > static_cast<int64_t>(rows_.rows.size())) {
+          is_vector_by_row_(columns_ <= kCount && 2 * vectors_of_runs() > static_cast<int64_t>(rows_.rows.size())),
+          is_direct_(can_be_direct(along)) {
         prepare_taps(along, most_rows);
         prepare_shares(is_in_memory && has_dense_planes(call.geometry, call.x, input_size) &&
                        !(kForeseesRuns && call.geometry.rank == 1));
@@ -49,6 +50,10 @@ public:
             return finish_sums(reduction_, sums_.data(), all, finish);
         }
         sums_.resize(std::max<size_t>(sums_.size(), all + result_phases_ * kCount));
+        if (is_direct_) {
+            combine_directly(first, count);
+            return finish_sums(reduction_, sums_.data(), all, finish);
+        }
         if constexpr (R::kInOrder) {
             std::fill(sums_.begin(), sums_.end(), reduction_.identity());
             for (int64_t tap = 0; tap < rows_.most_taps; ++tap) {
@@ -154,17 +159,27 @@ protected:
         prefetch(asked < extent_ ? plane + asked : next_plane_ + (asked - extent_), size);
     }
 
-    // Into the phases, of which there are two at most, for each row of windows: the rows of these taps of it, combined.
-    void read(int64_t first, int64_t count, int64_t begin, int64_t end) {
+    // visit(plane, its first row and the end of its rows, how many came before), for these rows, plane by plane.
+    template <class Visit>
+    void for_each_plane(int64_t first, int64_t count, const Visit& visit) {
         const auto plane_rows = static_cast<int64_t>(rows_.rows.size());
-        int64_t plane = first / plane_rows, row = first % plane_rows, target = 0;
-        if (planes_are_one_run_) return read_run(first, count);
-        for (; count > 0; ++plane, row = 0) {
-            const int64_t channels = call_.geometry.channels, image = plane / channels, channel = plane % channels;
+        const int64_t channels = call_.geometry.channels;
+        int64_t plane = first / plane_rows, row = first % plane_rows;
+        for (int64_t done = 0, rows; done < count; done += rows, ++plane, row = 0) {
+            const int64_t image = plane / channels, channel = plane % channels;
             const T* const x = plane_at<const T>(call_.x, image, channel);
             next_plane_ = channel + 1 < channels ? x + call_.x.strides[1] : plane_at<const T>(call_.x, image + 1, 0);
-            const int64_t rows = std::min(plane_rows - row, count);
-            const Row *const row_begin = rows_.rows.data() + row, *const row_end = row_begin + rows;
+            rows = std::min(plane_rows - row, count - done);
+            const Row* const row_begin = rows_.rows.data() + row;
+            visit(x, row_begin, row_begin + rows, done);
+        }
+    }
+
+    // Into the phases, of which there are two at most, for each row of windows: the rows of these taps of it, combined.
+    void read(int64_t first, int64_t count, int64_t begin, int64_t end) {
+        if (planes_are_one_run_) return read_run(first, count);
+        for_each_plane(first, count, [&](const T* x, const Row* row_begin, const Row* row_end, int64_t done) {
+            const int64_t target = done * pitch_;
             if (begin == 0 && asks_at_once_) ask_for_next(x, row_begin, row_end);
             if (is_vector_by_row_) {
                 phases_ == 1 ? combine_short_rows<1, 1>(x, row_begin, row_end, begin, end, target)
@@ -176,9 +191,7 @@ protected:
                 phases_ == 1 ? combine_rows<1>(x, row_begin, row_end, begin, end, target)
                              : combine_rows<2>(x, row_begin, row_end, begin, end, target);
             }
-            target += rows * pitch_;
-            count -= rows;
-        }
+        });
     }
 
     // The same where each row has one tap, and all of them are one run.
@@ -209,10 +222,11 @@ protected:
                                                       int64_t end, int64_t target) const {
         const int64_t* const taps = rows_.offsets.data();
         const int64_t pitch = pitch_, rest = columns_ - (kVectors - 1) * kCount;
+        const R reduction = reduction_;
         Accumulator *even = phase_[0] + target, *odd = phase_[kPhases - 1] + target;
         const auto lift = [&](int64_t tap, int v) -> V {
             const T* const elements = plane + taps[tap] + v * kCount;
-            return reduction_.lift(v + 1 < kVectors ? load<kCount>(elements) : load_first<kCount>(elements, rest));
+            return reduction.lift(v + 1 < kVectors ? load<kCount>(elements) : load_first<kCount>(elements, rest));
         };
         for (; row != row_end; ++row, even += pitch, odd += pitch) {
             const auto [tap, last_tap, together] = limited(*row, begin, end);
@@ -279,13 +293,14 @@ protected:
     template <int kPhases>
     __attribute__((noinline)) void combine_run(const T* plane, const int64_t* first, const int64_t* end, int64_t size,
                                                int64_t target) const {
+        const R reduction = reduction_;
         Accumulator *even = phase_[0] + target, *odd = phase_[kPhases - 1] + target;
         const auto combine = [&](auto count, const auto& load_at) {
             V sums[count];
-            for (int v = 0; v < count; ++v) sums[v] = reduction_.lift(load_at(plane + *first, v));
+            for (int v = 0; v < count; ++v) sums[v] = reduction.lift(load_at(plane + *first, v));
             for (const int64_t* tap = first + 1; tap != end; ++tap) {
                 for (int v = 0; v < count; ++v) {
-                    sums[v] = reduction_.combine(sums[v], V(reduction_.lift(load_at(plane + *tap, v))));
+                    sums[v] = reduction.combine(sums[v], V(reduction.lift(load_at(plane + *tap, v))));
                 }
             }
             if constexpr (kPhases == 1) {
@@ -311,6 +326,113 @@ protected:
         } else if (size > i) {
             const int64_t rest = size - i;
             combine(one, [&](const T* row, int) { return load_first<kCount>(row + i, rest); });
+        }
+    }
+
+    // Windows of two or three neighbouring columns that begin two from each other, the first one at the row's begin or
+    // one before, along rows that fill vectors.
+    bool can_be_direct(const AlongRow& along) const {
+        const auto taps = static_cast<int64_t>(along.taps.size());
+        if (R::kInOrder || sizeof(Accumulator) == 1 || phases_ != 2 || result_phases_ != 1 || taps < 2 || taps > 3) {
+            return false;
+        }
+        if (taps == 2 && planes_are_one_run_) return false;  // whose windows lie side by side for the most part
+        const int64_t first = along.taps.front().position, lanes = ceil_div(outputs_, kCount) * kCount;
+        const bool fill_vectors = columns_ >= 2 * kCount && 4 * lanes <= 5 * outputs_;
+        return fill_vectors && (first == 0 || first == -1) && along.taps.back().position == first + taps - 1;
+    }
+
+    // They need neither phases in a buffer nor lanes: what rows have in some columns is combined in registers, and then
+    // these columns with each other.
+    void combine_directly(int64_t first, int64_t count) {
+        for_each_plane(first, count, [&](const T* x, const Row* row_begin, const Row* row_end, int64_t done) {
+            const auto combine = [&](auto taps, auto padding) {
+                combine_columns<taps, padding>(x, row_begin, row_end, sums_.data() + done * outputs_);
+            };
+            constexpr std::integral_constant<int, 0> none;
+            constexpr std::integral_constant<int, 1> one;
+            constexpr std::integral_constant<int, 2> two;
+            constexpr std::integral_constant<int, 3> three;
+            const bool is_padded = tap_positions_[0] < 0;
+            if (sources_.size() == 2) return is_padded ? combine(two, one) : combine(two, none);
+            is_padded ? combine(three, one) : combine(three, none);
+        });
+    }
+
+    // Columns 0, 2, 4, ... and 1, 3, 5, ... of those that two vectors hold.
+    struct Columns {
+        V even, odd;
+    };
+
+    // For windows of kTaps columns, the first one kPadding before the row. What is stored beyond the end of a row of
+    // results is overwritten by the next one.
+    template <int kTaps, int kPadding>
+    __attribute__((noinline)) void combine_columns(const T* plane, const Row* row, const Row* row_end,
+                                                   Accumulator* target) const {
+        constexpr bool looks_ahead = kTaps == 3 && kPadding == 0;  // at the first one of the next columns
+        constexpr int64_t step = 2 * kCount;
+        const int64_t outputs = outputs_, columns = columns_, vectors = ceil_div(outputs, kCount);
+        const R reduction = reduction_;
+        const V nothing = filled<V>(reduction.identity());
+        for (; row != row_end; ++row, target += outputs) {
+            if (row->begin == row->end) {
+                std::fill_n(target, outputs, reduction.identity());
+                continue;
+            }
+            const int64_t *const first = rows_.offsets.data() + row->begin, *const end =
+                                                                                rows_.offsets.data() + row->end;
+            const auto combine_rows = [&](const T* x, const auto& load_at, V& front, V& back) {
+                front = reduction.lift(load_at(x + *first, 0));
+                back = reduction.lift(load_at(x + *first, 1));
+                for (const int64_t* tap = first + 1; tap != end; ++tap) {
+                    front = reduction.combine(front, V(reduction.lift(load_at(x + *tap, 0))));
+                    back = reduction.combine(back, V(reduction.lift(load_at(x + *tap, 1))));
+                }
+            };
+            const auto apart = [](V front, V back) -> Columns {
+                return {every_second<0>(front, back), every_second<1>(front, back)};
+            };
+            const auto whole_columns = [&](int64_t column) {
+                V front, back;
+                combine_rows(
+                    plane + column, [](const T* x, int v) { return load<kCount>(x + v * kCount); }, front, back);
+                return apart(front, back);
+            };
+            const auto last_columns = [&](int64_t column) -> Columns {
+                if (column >= columns) return {nothing, nothing};
+                const int64_t counts[] = {std::min<int64_t>(columns - column, kCount),
+                                          std::max<int64_t>(columns - column - kCount, 0)};
+                V front, back;
+                combine_rows(
+                    plane + column, [&](const T* x, int v) { return load_first<kCount>(x + v * kCount, counts[v]); },
+                    front, back);
+                return apart(where(lanes_between<V>(0, counts[0]), front, nothing),
+                             where(lanes_between<V>(0, counts[1]), back, nothing));
+            };
+            const auto windows = [&](const Columns& before, const Columns& here, const Columns& next) {
+                if constexpr (kPadding == 1) {
+                    const V sum = reduction.combine(shifted<kCount - 1>(before.odd, here.odd), here.even);
+                    return kTaps == 3 ? reduction.combine(sum, here.odd) : sum;
+                }
+                const V sum = reduction.combine(here.even, here.odd);
+                return kTaps == 3 ? reduction.combine(sum, shifted<1>(here.even, next.even)) : sum;
+            };
+            const int64_t* const share = shares_.data() + (row - rows_.rows.data());
+            const int64_t asked = ceil_div(share[1] - share[0], vectors);
+            Columns before{nothing, nothing}, here = looks_ahead ? whole_columns(0) : before;
+            int64_t vector = 0;
+            const auto advance = [&](const auto& next_columns) {
+                ask_ahead(plane, share[0] + vector * asked, asked);
+                const Columns next = next_columns((vector + looks_ahead) * step);
+                if (!looks_ahead) here = next;
+                store(target + vector * kCount, windows(before, here, next));
+                before = here;
+                here = next;
+                ++vector;
+            };
+            const int64_t whole = std::min(vectors, columns / step - looks_ahead);
+            while (vector < whole) advance(whole_columns);
+            while (vector < vectors) advance(last_columns);
         }
     }
 
@@ -451,6 +573,7 @@ protected:
     const RowTaps rows_;
     const bool planes_are_one_run_;  // of one row each
     const bool is_vector_by_row_;    // each row takes one
+    const bool is_direct_;           // see combine_directly()
     std::vector<int64_t> shares_;    // before each row: of a plane's elements, how many are asked for until then,
     int64_t lead_ = 0;               // and how far rows read beyond that
     int64_t extent_ = 0;             // of planes, which are dense then

@@ -61,15 +61,15 @@ struct Plans {
 // The plans for one reduction of these elements: find_plans.inl, compiled for each instruction set.
 namespace baseline {
 template <Reduction kReduction>
-Plans find_plans(ElementType type, const Call& call);
+Plans find_plans(const Call& call);
 }
 namespace avx2 {
 template <Reduction kReduction>
-Plans find_plans(ElementType type, const Call& call);
+Plans find_plans(const Call& call);
 }
 namespace avx512 {
 template <Reduction kReduction>
-Plans find_plans(ElementType type, const Call& call);
+Plans find_plans(const Call& call);
 }
 
 }  // namespace onnxpool::cpu

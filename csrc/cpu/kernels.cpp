@@ -33,42 +33,42 @@ InstructionSet best_instruction_set() {
 }
 
 template <Reduction kReduction>
-Plans find_plans(ElementType type, const Call& call) {
+Plans find_plans(const Call& call) {
 #if defined(ONNXPOOL_X86)
     const InstructionSet best = best_instruction_set();
-    if (best == InstructionSet::kAvx512) return avx512::find_plans<kReduction>(type, call);
-    if (best == InstructionSet::kAvx2) return avx2::find_plans<kReduction>(type, call);
+    if (best == InstructionSet::kAvx512) return avx512::find_plans<kReduction>(call);
+    if (best == InstructionSet::kAvx2) return avx2::find_plans<kReduction>(call);
 #endif
-    return baseline::find_plans<kReduction>(type, call);
+    return baseline::find_plans<kReduction>(call);
 }
 
-Plans plans_for(Reduction reduction, ElementType type, const Call& call) {
+Plans plans_for(Reduction reduction, const Call& call) {
     switch (reduction) {
         case Reduction::kAverage:
-            return find_plans<Reduction::kAverage>(type, call);
+            return find_plans<Reduction::kAverage>(call);
         case Reduction::kLpNorm:
-            return find_plans<Reduction::kLpNorm>(type, call);
+            return find_plans<Reduction::kLpNorm>(call);
         case Reduction::kMax:
-            return find_plans<Reduction::kMax>(type, call);
+            return find_plans<Reduction::kMax>(call);
         case Reduction::kMaxWithIndex:
-            return find_plans<Reduction::kMaxWithIndex>(type, call);
+            return find_plans<Reduction::kMaxWithIndex>(call);
         case Reduction::kQuantizedAverage:
-            return find_plans<Reduction::kQuantizedAverage>(type, call);
+            return find_plans<Reduction::kQuantizedAverage>(call);
         case Reduction::kQuantizedGlobalAverage:
-            return find_plans<Reduction::kQuantizedGlobalAverage>(type, call);
+            return find_plans<Reduction::kQuantizedGlobalAverage>(call);
     }
     return {};
 }
 
 }  // namespace
 
-Task plan_forward(Reduction reduction, ElementType type, const Call& call) {
-    const Plan plan = plans_for(reduction, type, call).forward;
+Task plan_forward(Reduction reduction, const Call& call) {
+    const Plan plan = plans_for(reduction, call).forward;
     return plan ? plan(call) : Task{};
 }
 
-Task plan_backward(Reduction reduction, ElementType type, const Call& call) {
-    const Plan plan = plans_for(reduction, type, call).backward;
+Task plan_backward(Reduction reduction, const Call& call) {
+    const Plan plan = plans_for(reduction, call).backward;
     return plan ? plan(call) : Task{};
 }
 

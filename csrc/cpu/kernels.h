@@ -14,7 +14,7 @@ struct Task {
 
 // How to do a call on this machine, with its best instruction set, capped by ATEN_CPU_CAPABILITY (default, avx2,
 // avx512). `run` is null where the reduction does not take the element type, or has no gradient.
-Task plan_forward(Reduction reduction, ElementType type, const Call& call);
-Task plan_backward(Reduction reduction, ElementType type, const Call& call);
+Task plan_forward(Reduction reduction, const Call& call);
+Task plan_backward(Reduction reduction, const Call& call);
 
 }  // namespace onnxpool::cpu

@@ -174,7 +174,7 @@ Task plan_window(const Call& call) {
     const Geometry& geometry = call.geometry;
     Task task{forward_anywhere<typename GeneralForm<R>::type>, count_rows(call, output_size),
               elements_per_row(call, geometry.axes[geometry.rank - 1].output)};
-    if constexpr (!R::kIndexed) {
+    if constexpr (!R::kIndexed && !R::kOfPlanes) {
         if (call.channels_innermost && call.y.strides[1] == 1) {
             if constexpr (!R::kInOrder) {
                 const std::vector<AxisTable> tables = axis_tables(call);
@@ -303,9 +303,11 @@ bool has_row_maxima(const Call& call) {
 }
 
 template <class R>
-Task plan_forward_of(const Call& call) {
+Task plan_forward_of(const Call& call);
+
+template <class R>
+Task plan_windows(const Call& call) {
     using T = typename R::Element;
-    if (const Task task = plan_few_channels<R, false, plan_forward_of<R>>(call); task.run) return task;
     if (const Task task = plan_segments<T, false, plan_forward_of<R>>(call); task.run) return task;
     if constexpr (R::kIndexed) {
         const bool shares_keys = has_shared_keys<T>(call);
@@ -323,14 +325,20 @@ Task plan_forward_of(const Call& call) {
             if (can_be_keyed<T>(call)) return plan_forward_of<KeyedMax<T>>(call);
         }
     }
-    if constexpr (is_half_precision<T> && std::is_same_v<R, Max<T>>) {
-        return plan_forward_of<OrderedMax<T>>(call);
-    } else {  // not compiled for maxima that are ordered
-        if (spans_pooled_axes(call.geometry)) return plan_plane<typename WideSums<R>::type>(call);
-        if constexpr (kMayOverlap<R> && !is_keyed<R>) {
-            if (const Task task = plan_rows_first<R, plan_forward_of<R>>(call); task.run) return task;
-        }
-        return plan_window<R>(call);
+    if (spans_pooled_axes(call.geometry)) return plan_plane<typename WideSums<R>::type>(call);
+    if constexpr (kMayOverlap<R> && !is_keyed<R>) {
+        if (const Task task = plan_rows_first<R, plan_forward_of<R>>(call); task.run) return task;
+    }
+    return plan_window<R>(call);
+}
+
+template <class R>
+Task plan_forward_of(const Call& call) {
+    if (const Task task = plan_few_channels<R, false, plan_forward_of<R>>(call); task.run) return task;
+    if constexpr (R::kOfPlanes) {
+        return plan_plane<R>(call);
+    } else {
+        return plan_windows<R>(call);
     }
 }
 

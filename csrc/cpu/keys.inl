@@ -78,31 +78,54 @@ struct LargestKey : Largest<A> {
     }
 };
 
-// Maxima of half-precision numbers as those of 16-bit integers, which a vector holds twice as many of as of float32:
-// elements are the numbers' bits. Of both zeros, +0 is the larger one.
-template <class T>
-struct OrderedMax : Largest<int16_t> {
-    using Element = int16_t;
-    static constexpr bool kIsHalf = std::is_same_v<T, Half>;
-    static constexpr uint16_t kInfinity = kIsHalf ? 0x7c00 : 0x7f80, kNaN = kIsHalf ? 0x7e00 : 0x7fc0;
-    // NaNs with a sign lie below -infinity, so many of them. With -infinity as the lowest integer they wrap round, to
-    // where the other NaNs are: above infinity.
-    static constexpr uint16_t kBelowInfinity = 0x7fff - kInfinity;
+// Maxima of int8 and uint8, compiled once for both: with its highest bit flipped, an int8 is the uint8 that is 128
+// larger.
+struct ByteMax : Largest<uint8_t> {
+    using Element = uint8_t;
 
-    explicit OrderedMax(const Parameters&) {}
+    explicit ByteMax(const Parameters& parameters)
+        : flipped_(parameters.element_type == ElementType::kInt8 ? 0x80 : 0) {}
+
+    template <class V>
+    V lift(V x) const {
+        return static_cast<V>(x ^ flipped_);
+    }
+    template <class V>
+    V finish(V maximum) const {
+        return lift(maximum);
+    }
+    Element empty() const { return lift(identity()); }
+
+private:
+    uint8_t flipped_;
+};
+
+// Maxima of half-precision numbers of either type as those of 16-bit integers, which a vector holds twice as many of as
+// of float32: elements are the numbers' bits. Of both zeros, +0 is the larger one.
+struct HalfMax : Largest<int16_t> {
+    using Element = int16_t;
+
+    explicit HalfMax(const Parameters& parameters) : HalfMax(parameters.element_type == ElementType::kFloat16) {}
 
     template <class V>
     V lift(V bits) const {
-        return moved(turned(bits), -kBelowInfinity);
+        return moved(turned(bits), -below_infinity_);
     }
     template <class V>
     V finish(V key) const {
-        const V nan = filled<V>(kNaN);
-        return key > kInfinity - kBelowInfinity ? nan : turned(moved(key, kBelowInfinity));
+        const V nan = filled<V>(nan_);
+        return key > highest_ ? nan : turned(moved(key, below_infinity_));
     }
-    Element empty() const { return static_cast<Element>(T(lowest_finite<T>()).bits); }
+    Element empty() const { return lowest_finite_; }
 
 private:
+    explicit HalfMax(bool is_float16)
+        : nan_(is_float16 ? 0x7e00 : 0x7fc0),
+          lowest_finite_(static_cast<Element>(is_float16 ? Half(lowest_finite<Half>()).bits
+                                                         : BFloat16(lowest_finite<BFloat16>()).bits)),
+          below_infinity_(is_float16 ? 0x7fff - 0x7c00 : 0x7fff - 0x7f80),
+          highest_(static_cast<Element>(0x7fff - 2 * below_infinity_)) {}
+
     // Negative numbers count down.
     template <class V>
     static V turned(V bits) {
@@ -112,6 +135,12 @@ private:
     static V moved(V key, int distance) {
         return reinterpret<V>(static_cast<bits_t<V>>(bits_of(key) + static_cast<uint16_t>(distance)));
     }
+
+    Element nan_, lowest_finite_;
+    // NaNs with a sign lie below -infinity, so many of them. With -infinity as the lowest integer they wrap round, to
+    // where the other NaNs are: above infinity, which becomes the highest of all others.
+    int below_infinity_;
+    Element highest_;
 };
 
 template <class R>
@@ -156,7 +185,7 @@ inline auto lift_at(const R& reduction, V x, int64_t position) {
 template <class R>
 struct LiftRows {
     using Source = typename R::Element;
-    const R& reduction;
+    const R reduction;
     const int64_t* positions;  // of the rows' first elements
     template <class V>
     auto operator()(V x, int64_t row) const {
@@ -167,7 +196,7 @@ struct LiftRows {
 // whose positions still lack the column: that of the first one and how much it grows.
 template <class R>
 struct KeepColumns {
-    const R& reduction;
+    const R reduction;
     typename R::Accumulator* target;
     int64_t column;
     int64_t step;
@@ -211,7 +240,7 @@ inline void find_first_indices(const Call& call, int64_t image, int64_t channel,
 // Maxima and Indices.
 template <class R>
 struct FinishKeys {
-    const R& reduction;
+    const R reduction;
     typename R::Element* y;
     int64_t* indices;
     int64_t index;  // of the first plane's first element

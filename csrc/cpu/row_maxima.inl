@@ -164,7 +164,8 @@ class CopiedRows {
 public:
     // windows: along a row; most_rows: of windows, that look at what is there at a time.
     CopiedRows(const Call& call, const Range (&windows)[2], int64_t most_rows)
-        : x_step_(call.x.strides[call.geometry.rank]),
+        : reduction_(call.parameters),
+          x_step_(call.x.strides[call.geometry.rank]),
           padding_(call.geometry.axes[call.geometry.rank - 1].pad_begin),
           pitch_(row_reach(call.geometry.axes[call.geometry.rank - 1])) {
         const Axis& axis = call.geometry.axes[call.geometry.rank - 1];
@@ -199,7 +200,7 @@ public:
     Elements elements() const { return {buffer_.data(), -begin_ * pitch_, pitch_}; }
 
 private:
-    const Max<T> reduction_{Parameters()};
+    const Max<T> reduction_;
     const int64_t x_step_, padding_, pitch_;
     std::vector<Segment> columns_;
     Buffer<float> buffer_;

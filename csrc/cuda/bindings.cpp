@@ -67,12 +67,12 @@ private:
 
 const bool kNeedsLines = false;
 
-bool forward(Reduction reduction, ElementType type, const Call& call, const Tensor& on) {
-    return cuda::forward(reduction, type, call, OnGpu(on).context());
+bool forward(Reduction reduction, const Call& call, const Tensor& on) {
+    return cuda::forward(reduction, call, OnGpu(on).context());
 }
 
-bool backward(Reduction reduction, ElementType type, const Call& call, const Tensor& on) {
-    return cuda::backward(reduction, type, call, OnGpu(on).context());
+bool backward(Reduction reduction, const Call& call, const Tensor& on) {
+    return cuda::backward(reduction, call, OnGpu(on).context());
 }
 
 std::optional<int64_t> unpool(const Unpooling& call, const Tensor& on) {

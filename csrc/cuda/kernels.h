@@ -27,8 +27,8 @@ struct Context {
 
 // Enqueue the kernels of a call. False where the reduction does not take the element type, or has no gradient. An error
 // of CUDA arrives as std::runtime_error.
-bool forward(Reduction reduction, ElementType type, const Call& call, const Context& context);
-bool backward(Reduction reduction, ElementType type, const Call& call, const Context& context);
+bool forward(Reduction reduction, const Call& call, const Context& context);
+bool backward(Reduction reduction, const Call& call, const Context& context);
 
 // As in cpu/unpool.h. An index that names no element of `whole` is returned, and nothing has been computed: to know
 // this, both wait for the stream. While a CUDA graph is captured nobody can, and such an index is passed over: its

@@ -3,9 +3,9 @@
 
 namespace onnxpool::cuda {
 
-bool enqueue_max(Direction direction, ElementType type, const Call& call, const Context& context) {
-    return is_byte(type) ? enqueue_bytes<Max>(direction, type, call, context)
-                         : enqueue_floating_point<Max>(direction, type, call, context);
+bool enqueue_max(Direction direction, const Call& call, const Context& context) {
+    return is_byte(call.parameters.element_type) ? enqueue_bytes<Max>(direction, call, context)
+                                                 : enqueue_floating_point<Max>(direction, call, context);
 }
 
 }  // namespace onnxpool::cuda

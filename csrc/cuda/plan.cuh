@@ -182,8 +182,8 @@ bool enqueue(Direction direction, const Call& call, const Context& context) {
 }
 
 template <template <class> class R>
-bool enqueue_floating_point(Direction direction, ElementType type, const Call& call, const Context& context) {
-    switch (type) {
+bool enqueue_floating_point(Direction direction, const Call& call, const Context& context) {
+    switch (call.parameters.element_type) {
         case ElementType::kFloat16:
             return enqueue<R<Half>>(direction, call, context);
         case ElementType::kBFloat16:
@@ -198,8 +198,8 @@ bool enqueue_floating_point(Direction direction, ElementType type, const Call& c
 }
 
 template <template <class> class R>
-bool enqueue_bytes(Direction direction, ElementType type, const Call& call, const Context& context) {
-    switch (type) {
+bool enqueue_bytes(Direction direction, const Call& call, const Context& context) {
+    switch (call.parameters.element_type) {
         case ElementType::kInt8:
             return enqueue<R<int8_t>>(direction, call, context);
         case ElementType::kUInt8:
@@ -210,10 +210,10 @@ bool enqueue_bytes(Direction direction, ElementType type, const Call& call, cons
 }
 
 // One of these for each reduction, each in a file of its own.
-bool enqueue_average(Direction direction, ElementType type, const Call& call, const Context& context);
-bool enqueue_norm(Direction direction, ElementType type, const Call& call, const Context& context);
-bool enqueue_max(Direction direction, ElementType type, const Call& call, const Context& context);
-bool enqueue_max_with_index(Direction direction, ElementType type, const Call& call, const Context& context);
-bool enqueue_quantized(Reduction reduction, ElementType type, const Call& call, const Context& context);
+bool enqueue_average(Direction direction, const Call& call, const Context& context);
+bool enqueue_norm(Direction direction, const Call& call, const Context& context);
+bool enqueue_max(Direction direction, const Call& call, const Context& context);
+bool enqueue_max_with_index(Direction direction, const Call& call, const Context& context);
+bool enqueue_quantized(Reduction reduction, const Call& call, const Context& context);
 
 }  // namespace onnxpool::cuda

@@ -70,7 +70,7 @@ __device__ inline typename R::Element outside_of([[maybe_unused]] const R& reduc
     using T = typename R::Element;
     using Limits = std::numeric_limits<comparable_t<T>>;
     if constexpr (R::kInOrder) {
-        return static_cast<T>(reduction.parameters.x_zero_point);
+        return static_cast<T>(reduction.x_zero_point);
     } else if constexpr (is_sum<R>) {
         return static_cast<T>(-comparable_t<T>(0));
     } else {

@@ -21,12 +21,12 @@ auto with_context(Run run) {
 
 const bool kNeedsLines = false;
 
-bool forward(Reduction reduction, ElementType type, const Call& call, const Tensor&) {
-    return with_context([&](const auto& context) { return cuda::forward(reduction, type, call, context); });
+bool forward(Reduction reduction, const Call& call, const Tensor&) {
+    return with_context([&](const auto& context) { return cuda::forward(reduction, call, context); });
 }
 
-bool backward(Reduction reduction, ElementType type, const Call& call, const Tensor&) {
-    return with_context([&](const auto& context) { return cuda::backward(reduction, type, call, context); });
+bool backward(Reduction reduction, const Call& call, const Tensor&) {
+    return with_context([&](const auto& context) { return cuda::backward(reduction, call, context); });
 }
 
 std::optional<int64_t> unpool(const Unpooling& call, const Tensor&) {
