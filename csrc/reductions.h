@@ -35,7 +35,7 @@ namespace onnxpool {
 // Which taps of a window an average divides by: the data, data and declared padding, or all of them.
 enum class Divisor { kData, kDeclared, kKernel };
 
-// The parameters of all reductions: of the tensors, attributes and quantisation, ready to use.
+// The parameters of all reductions: element type, attributes and quantisation, ready to use.
 struct Parameters {
     ElementType element_type;
     Divisor divisor = Divisor::kData;
