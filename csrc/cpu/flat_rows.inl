@@ -50,9 +50,11 @@ public:
             return finish_sums(reduction_, sums_.data(), all, finish);
         }
         sums_.resize(std::max<size_t>(sums_.size(), all + result_phases_ * kCount));
-        if (is_direct_) {
-            combine_directly(first, count);
-            return finish_sums(reduction_, sums_.data(), all, finish);
+        if constexpr (kMayBeDirect) {
+            if (is_direct_) {
+                combine_directly(first, count);
+                return finish_sums(reduction_, sums_.data(), all, finish);
+            }
         }
         if constexpr (R::kInOrder) {
             std::fill(sums_.begin(), sums_.end(), reduction_.identity());
@@ -89,6 +91,7 @@ public:
 protected:
     static constexpr int kCount = kLanes<Accumulator>;
     static constexpr int kMostVectors = ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2;  // enough to pay for finding their lanes
+    static constexpr bool kMayBeDirect = !R::kInOrder && sizeof(Accumulator) > 1;  // vectors of bytes are dear to shift
     static constexpr int64_t kMostLead = (1 << 18) / sizeof(T);
     static constexpr int64_t kLeastBytesAskedFor = 3 * 64;  // for each row: shorter ones are asked for together
     using V = Vector<Accumulator, kCount>;
@@ -333,9 +336,7 @@ protected:
     // one before, along rows that fill vectors.
     bool can_be_direct(const AlongRow& along) const {
         const auto taps = static_cast<int64_t>(along.taps.size());
-        if (R::kInOrder || sizeof(Accumulator) == 1 || phases_ != 2 || result_phases_ != 1 || taps < 2 || taps > 3) {
-            return false;
-        }
+        if (!kMayBeDirect || phases_ != 2 || result_phases_ != 1 || taps < 2 || taps > 3) return false;
         if (taps == 2 && planes_are_one_run_) return false;  // whose windows lie side by side for the most part
         const int64_t first = along.taps.front().position, lanes = ceil_div(outputs_, kCount) * kCount;
         const bool fill_vectors = columns_ >= 2 * kCount && 4 * lanes <= 5 * outputs_;
@@ -379,8 +380,8 @@ protected:
                 std::fill_n(target, outputs, reduction.identity());
                 continue;
             }
-            const int64_t *const first = rows_.offsets.data() + row->begin, *const end =
-                                                                                rows_.offsets.data() + row->end;
+            const int64_t* const first = rows_.offsets.data() + row->begin;
+            const int64_t* const end = rows_.offsets.data() + row->end;
             const auto combine_rows = [&](const T* x, const auto& load_at, V& front, V& back) {
                 front = reduction.lift(load_at(x + *first, 0));
                 back = reduction.lift(load_at(x + *first, 1));
@@ -398,6 +399,7 @@ protected:
                     plane + column, [](const T* x, int v) { return load<kCount>(x + v * kCount); }, front, back);
                 return apart(front, back);
             };
+            // Where the row ends among them, or before: nothing is behind it.
             const auto last_columns = [&](int64_t column) -> Columns {
                 if (column >= columns) return {nothing, nothing};
                 const int64_t counts[] = {std::min<int64_t>(columns - column, kCount),
