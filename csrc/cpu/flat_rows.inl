@@ -347,16 +347,11 @@ protected:
     // these columns with each other.
     void combine_directly(int64_t first, int64_t count) {
         for_each_plane(first, count, [&](const T* x, const Row* row_begin, const Row* row_end, int64_t done) {
-            const auto combine = [&](auto taps, auto padding) {
-                combine_columns<taps, padding>(x, row_begin, row_end, sums_.data() + done * outputs_);
-            };
-            constexpr std::integral_constant<int, 0> none;
-            constexpr std::integral_constant<int, 1> one;
-            constexpr std::integral_constant<int, 2> two;
-            constexpr std::integral_constant<int, 3> three;
-            const bool is_padded = tap_positions_[0] < 0;
-            if (sources_.size() == 2) return is_padded ? combine(two, one) : combine(two, none);
-            is_padded ? combine(three, one) : combine(three, none);
+            with_number<2, 3>(static_cast<int64_t>(sources_.size()), [&](auto taps) {
+                with_number<0, 1>(-tap_positions_[0], [&](auto padding) {
+                    combine_columns<taps, padding>(x, row_begin, row_end, sums_.data() + done * outputs_);
+                });
+            });
         });
     }
 

@@ -305,8 +305,9 @@ bool has_row_maxima(const Call& call) {
 template <class R>
 Task plan_forward_of(const Call& call);
 
+// Of a reduction whose windows need not be planes.
 template <class R>
-Task plan_windows(const Call& call) {
+Task plan_any_windows(const Call& call) {
     using T = typename R::Element;
     if (const Task task = plan_segments<T, false, plan_forward_of<R>>(call); task.run) return task;
     if constexpr (R::kIndexed) {
@@ -338,7 +339,7 @@ Task plan_forward_of(const Call& call) {
     if constexpr (R::kOfPlanes) {
         return plan_plane<R>(call);
     } else {
-        return plan_windows<R>(call);
+        return plan_any_windows<R>(call);
     }
 }
 

@@ -52,14 +52,12 @@ void launch_places(void (*kernel)(int64_t, Problem<Space>), const Call& call,
 
 // Whether there are kernels for patches: not for what is used too rarely for the time that they take to compile.
 template <class R>
-constexpr bool has_patches =
-    !std::is_same_v<typename R::Element, double> && !(R::kIndexed && std::is_integral_v<typename R::Element>);
+constexpr bool has_patches = !std::is_same_v<typename R::Element, double> &&
+                             !(R::kIndexed && std::is_integral_v<typename R::Element>) && !R::kOfPlanes;
 template <class T>
 constexpr bool has_patches<LpNorm<T, kAnyExponent>> = false;
 template <class T>
 constexpr bool has_patches<Average<T, double>> = false;
-template <class T>
-constexpr bool has_patches<QuantizedGlobalAverage<T>> = false;
 
 // The longest run of outputs that have taps of large windows in common. Accumulators of 8 bytes take too many
 // registers.
