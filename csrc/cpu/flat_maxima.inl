@@ -16,7 +16,7 @@ public:
     // alone: the same call for windows of a single row each, so many of which are done together.
     FlatMaxima(const ComparedMax<T>& reduction, const Call& call, const std::vector<AxisTable>& tables,
                const Call& alone, const AlongRow& along, int64_t together)
-        : Rows(reduction, alone, axis_tables(alone), along, together, true),
+        : Rows(reduction, alone, axis_tables(alone), along, together, true, false),
           together_(together),
           in_plane_(rows_of_plane(call.geometry, input_size)),
           all_(count_rows(alone, input_size)) {
@@ -31,7 +31,6 @@ public:
             windows_.rows[row].together = std::min(windows_.rows[row].together, positions.rows[row].together);
         }
         places_.resize(windows_.most_taps);
-        lifted_.resize(this->columns_);
         if (windows_.any_run) most_compared_ = std::max<int64_t>(1, kMostCompared / this->outputs_);
         prepare_ring();
         prepare_positions(tables.back(), call.geometry.axes[call.geometry.rank - 1],
@@ -114,41 +113,9 @@ private:
         while (found_until_ < end) {
             const int64_t place = found_until_ & (kept_ - 1);
             const int64_t count = std::min({together_, kept_ - place, all_ - found_until_});
-            if (this->phases_ > kMostPhases) {
-                read_phases_apart(found_until_, count);
-            } else {
-                this->read(found_until_, count, 0, 1);
-            }
+            this->read(found_until_, count, 0, 1);
             find_along(count, found_.data() + place * this->outputs_, found_at_.data() + place * this->outputs_);
             found_until_ += count;
-        }
-    }
-
-    // Into more phases than read() knows how to: rows one by one, each of which is its only tap.
-    void read_phases_apart(int64_t first, int64_t count) {
-        const int64_t columns = this->columns_, phases = this->phases_, places = columns / phases;
-        Accumulator* target = this->phase_[0];
-        for (int64_t row = first; row < first + count; ++row, target += this->pitch_) {
-            const int64_t plane = quotient(row, in_plane_), channels = this->call_.geometry.channels;
-            const T* const x = plane_at<const T>(this->call_.x, quotient(plane, channels), plane % channels) +
-                               this->rows_.offsets[row - plane * in_plane_];
-            prefetch_ahead(x, columns);
-            const Accumulator* const elements = lifted(x, columns);
-            with_number<kMostPhases + 1, kMostResultPhases>(
-                phases, [&](auto known) { take_turns_apart<known>(elements, places, target, this->phase_size_); });
-            for (int64_t i = places * phases; i < columns; ++i) {
-                target[(i - places * phases) * this->phase_size_ + places] = elements[i];
-            }
-        }
-    }
-
-    const Accumulator* lifted(const T* x, int64_t size) {
-        if constexpr (std::is_same_v<T, Accumulator>) {
-            return x;
-        } else {
-            in_vectors<kCount>(
-                size, [&](int64_t i, auto n) { store(lifted_.data() + i, this->reduction_.lift(load<n>(x + i))); });
-            return lifted_.data();
         }
     }
 
@@ -265,7 +232,6 @@ private:
     Buffer<Position> positions_in_run_;  // by columns of a run of rows: how far their row is from the first one
     int64_t kept_ = 1;                   // rows of elements, a power of two
     int64_t found_until_ = 0;            // this row of elements, of all planes
-    Buffer<Accumulator> lifted_;         // a row of elements
     Buffer<Accumulator> found_;
     Buffer<Position> found_at_;
     std::vector<int64_t> places_;  // of a window's rows

@@ -9,8 +9,9 @@ public:
     using Accumulator = typename R::Accumulator;
 
     // Elements of x along the last axis follow each other. Where x lies in memory, it is asked for what comes next.
+    // is_direct: only if may_be_direct().
     FlatRows(const R& reduction, const Call& call, const std::vector<AxisTable>& tables, const AlongRow& along,
-             int64_t most_rows, bool is_in_memory)
+             int64_t most_rows, bool is_in_memory, bool is_direct)
         : reduction_(reduction),
           call_(call),
           columns_(along.columns),
@@ -18,6 +19,7 @@ public:
           phases_(along.phases),
           result_phases_(along.result_phases),
           pitch_(along.pitch()),
+          read_pitch_(phases_ > kMostPhases ? columns_ : pitch_),
           results_follow_(along.results_follow()),
           is_one_run_(results_follow_ || result_phases_ > kMostPhases),
           vector_step_(along.vector_step(kCount)),
@@ -27,8 +29,14 @@ public:
                               rows_of_plane(call.geometry, input_size) == 1 &&
                               is_contiguous(call.geometry, call.x, input_size)),
           is_vector_by_row_(columns_ <= kCount && 2 * vectors_of_runs() > static_cast<int64_t>(rows_.rows.size())),
-          is_direct_(can_be_direct(along)) {
-        prepare_taps(along, most_rows);
+          // Of two columns side by side in one run, vectors are taken apart from a buffer in less time.
+          is_direct_(is_direct && !(planes_are_one_run_ && along.taps.size() == 2)) {
+        if (is_direct_) {
+            direct_taps_ = static_cast<int64_t>(along.taps.size());
+            direct_padding_ = -along.taps.front().position;
+        } else {
+            prepare_taps(along, most_rows);
+        }
         prepare_shares(is_in_memory && has_dense_planes(call.geometry, call.x, input_size) &&
                        !(kForeseesRuns && call.geometry.rank == 1));
     }
@@ -80,6 +88,19 @@ public:
                            [&](int64_t i, auto sums) { finish(direct + i, sums); });
     }
 
+    // Windows of two or three neighbouring columns that begin two from each other, the first one at the row's begin or
+    // one before, or of a few columns side by side, along rows that fill vectors: see combine_directly().
+    static bool may_be_direct(const AlongRow& along) {
+        const auto taps = static_cast<int64_t>(along.taps.size());
+        const bool are_two_apart = along.phases == 2 && (taps == 2 || taps == 3);
+        const bool are_side_by_side = along.phases > 2 && along.phases <= kMostDirectPhases && taps == along.phases;
+        if (!kMayBeDirect || along.result_phases != 1 || !(are_two_apart || are_side_by_side)) return false;
+        const int64_t first = along.taps.front().position, lanes = ceil_div(along.outputs, kCount) * kCount;
+        const bool fill_vectors = along.columns >= along.phases * kCount && 4 * lanes <= 5 * along.outputs;
+        return fill_vectors && (first == 0 || (first == -1 && are_two_apart)) &&
+               along.taps.back().position == first + taps - 1;
+    }
+
     const RowTaps& taps() const { return rows_; }
 
     // Whether vectors follow each other from the first row's first result on.
@@ -92,6 +113,7 @@ protected:
     static constexpr int kCount = kLanes<Accumulator>;
     static constexpr int kMostVectors = ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2;  // enough to pay for finding their lanes
     static constexpr bool kMayBeDirect = !R::kInOrder && sizeof(Accumulator) > 1;  // vectors of bytes are dear to shift
+    static constexpr int64_t kMostDirectPhases = 4;
     static constexpr int64_t kMostLead = (1 << 18) / sizeof(T);
     static constexpr int64_t kLeastBytesAskedFor = 3 * 64;  // for each row: shorter ones are asked for together
     using V = Vector<Accumulator, kCount>;
@@ -117,10 +139,16 @@ protected:
         const int64_t room = (ceil_div(longest, kCount) + 2) * kCount;
         phase_size_ = ceil_div(most_rows * pitch_, kCount) * kCount + room;
         buffer_.resize(room + phases_ * phase_size_);
-        for (int64_t phase = 0; phase < phases_; ++phase) phase_[phase] = buffer_.data() + room + phase * phase_size_;
+        phase_begin_ = buffer_.data() + room;
         for (const AlongRow::Tap& tap : along.taps) {
-            sources_.push_back(phase_[tap.phase] + tap.shift);
+            sources_.push_back(phase_begin_ + tap.phase * phase_size_ + tap.shift);
             tap_positions_.push_back(tap.position);
+        }
+        if (phases_ > kMostPhases) {
+            whole_rows_.resize(most_rows * read_pitch_ + 2 * kCount);
+            read_[0] = whole_rows_.data();
+        } else {
+            for (int64_t phase = 0; phase < phases_; ++phase) read_[phase] = phase_begin_ + phase * phase_size_;
         }
         const size_t taps = along.taps.size();
         lanes_.assign(ceil_div(pitch_, vector_step_) * taps, Lanes{});
@@ -178,21 +206,79 @@ protected:
         }
     }
 
-    // Into the phases, of which there are two at most, for each row of windows: the rows of these taps of it, combined.
+    // Into the phases, for each row of windows: the rows of these taps of it, combined.
     void read(int64_t first, int64_t count, int64_t begin, int64_t end) {
-        if (planes_are_one_run_) return read_run(first, count);
+        if constexpr (lifts_nothing<R>) {
+            if (phases_ > kMostPhases && rows_.most_taps == 1) return take_apart_in_place(first, count);
+        }
+        if (planes_are_one_run_) {
+            read_run(first, count);
+        } else {
+            read_rows(first, count, begin, end);
+        }
+        if (phases_ > kMostPhases) take_rows_apart(count);
+    }
+
+    // Into two phases at once, or one by one as they are.
+    void read_rows(int64_t first, int64_t count, int64_t begin, int64_t end) {
+        const bool is_in_turns = phases_ == 2;
         for_each_plane(first, count, [&](const T* x, const Row* row_begin, const Row* row_end, int64_t done) {
-            const int64_t target = done * pitch_;
+            const int64_t target = done * read_pitch_;
             if (begin == 0 && asks_at_once_) ask_for_next(x, row_begin, row_end);
             if (is_vector_by_row_) {
-                phases_ == 1 ? combine_short_rows<1, 1>(x, row_begin, row_end, begin, end, target)
-                             : combine_short_rows<2, 1>(x, row_begin, row_end, begin, end, target);
+                is_in_turns ? combine_short_rows<2, 1>(x, row_begin, row_end, begin, end, target)
+                            : combine_short_rows<1, 1>(x, row_begin, row_end, begin, end, target);
             } else if (columns_ <= 2 * kCount && !rows_.any_run) {
-                phases_ == 1 ? combine_short_rows<1, 2>(x, row_begin, row_end, begin, end, target)
-                             : combine_short_rows<2, 2>(x, row_begin, row_end, begin, end, target);
+                is_in_turns ? combine_short_rows<2, 2>(x, row_begin, row_end, begin, end, target)
+                            : combine_short_rows<1, 2>(x, row_begin, row_end, begin, end, target);
             } else {
-                phases_ == 1 ? combine_rows<1>(x, row_begin, row_end, begin, end, target)
-                             : combine_rows<2>(x, row_begin, row_end, begin, end, target);
+                is_in_turns ? combine_rows<2>(x, row_begin, row_end, begin, end, target)
+                            : combine_rows<1>(x, row_begin, row_end, begin, end, target);
+            }
+        });
+    }
+
+    // More phases than that: whole strides of elements,
+    void take_phases_apart(const Accumulator* elements, int64_t places, Accumulator* target) const {
+        const int64_t phases = phases_, step = phase_size_;
+        if (phases > kMostResultPhases) return take_many_turns_apart(elements, phases, places, target, step);
+        with_number<kMostPhases + 1, kMostResultPhases>(
+            phases, [&](auto known) { take_turns_apart<known>(elements, places, target, step); });
+    }
+
+    // a row of them,
+    void take_row_apart(const Accumulator* elements, Accumulator* target) const {
+        const int64_t places = columns_ / phases_;
+        take_phases_apart(elements, places, target);
+        for (int64_t i = places * phases_; i < columns_; ++i) {
+            target[(i - places * phases_) * phase_size_ + places] = elements[i];
+        }
+    }
+
+    // rows that have been read as they are,
+    void take_rows_apart(int64_t count) const {
+        const Accumulator* elements = read_[0];
+        if (columns_ == phases_ * pitch_) return take_phases_apart(elements, count * pitch_, phase_begin_);
+        Accumulator* target = phase_begin_;
+        for (int64_t row = 0; row < count; ++row, elements += read_pitch_, target += pitch_) {
+            take_row_apart(elements, target);
+        }
+    }
+
+    // or, of one tap each, where they are.
+    void take_apart_in_place(int64_t first, int64_t count) {
+        Accumulator* target = phase_begin_;
+        for_each_plane(first, count, [&](const T* x, const Row* row, const Row* row_end, int64_t) {
+            for (; row != row_end; ++row, target += pitch_) {
+                if (row->begin < row->end) {
+                    const T* const elements = x + rows_.offsets[row->begin];
+                    prefetch_ahead(elements, columns_);
+                    take_row_apart(elements, target);
+                } else {
+                    for (int64_t phase = 0; phase < phases_; ++phase) {
+                        std::fill_n(target + phase * phase_size_, pitch_, reduction_.identity());
+                    }
+                }
             }
         });
     }
@@ -206,8 +292,8 @@ protected:
         for (int64_t row = 0; row < count; row += together) {
             const int64_t size = std::min(together, count - row) * columns_;
             if (shares_.back() > 0) prefetch_ahead(x, size);
-            phases_ == 1 ? combine_run<1>(x, tap, tap + 1, size, row * pitch_)
-                         : combine_run<2>(x, tap, tap + 1, size, row * pitch_);
+            phases_ == 2 ? combine_run<2>(x, tap, tap + 1, size, row * read_pitch_)
+                         : combine_run<1>(x, tap, tap + 1, size, row * read_pitch_);
             x += size;
         }
     }
@@ -224,9 +310,9 @@ protected:
     __attribute__((noinline)) void combine_short_rows(const T* plane, const Row* row, const Row* row_end, int64_t begin,
                                                       int64_t end, int64_t target) const {
         const int64_t* const taps = rows_.offsets.data();
-        const int64_t pitch = pitch_, rest = columns_ - (kVectors - 1) * kCount;
+        const int64_t pitch = read_pitch_, rest = columns_ - (kVectors - 1) * kCount;
         const R reduction = reduction_;
-        Accumulator *even = phase_[0] + target, *odd = phase_[kPhases - 1] + target;
+        Accumulator *even = read_[0] + target, *odd = read_[kPhases - 1] + target;
         const auto lift = [&](int64_t tap, int v) -> V {
             const T* const elements = plane + taps[tap] + v * kCount;
             return reduction.lift(v + 1 < kVectors ? load<kCount>(elements) : load_first<kCount>(elements, rest));
@@ -259,7 +345,7 @@ protected:
             if (tap < last_tap) {
                 const int64_t* const taps = rows_.offsets.data() + tap;
                 const int64_t* const taps_end = rows_.offsets.data() + last_tap;
-                const int64_t size = (rows - 1) * kPhases * pitch_ + columns_;
+                const int64_t size = (rows - 1) * kPhases * read_pitch_ + columns_;
                 if (size > kAskedTogether<T> && asks) {
                     combine_parts<kPhases>(plane, row, row + rows, taps, taps_end, size, target);
                 } else {
@@ -267,11 +353,11 @@ protected:
                     combine_run<kPhases>(plane, taps, taps_end, size, target);
                 }
             } else {
-                for (Accumulator* phase : phase_) {
-                    if (phase) std::fill_n(phase + target, rows * pitch_, reduction_.identity());
+                for (Accumulator* phase : read_) {
+                    if (phase) std::fill_n(phase + target, rows * read_pitch_, reduction_.identity());
                 }
             }
-            target += rows * pitch_;
+            target += rows * read_pitch_;
             row += rows;
         }
     }
@@ -297,7 +383,7 @@ protected:
     __attribute__((noinline)) void combine_run(const T* plane, const int64_t* first, const int64_t* end, int64_t size,
                                                int64_t target) const {
         const R reduction = reduction_;
-        Accumulator *even = phase_[0] + target, *odd = phase_[kPhases - 1] + target;
+        Accumulator *even = read_[0] + target, *odd = read_[kPhases - 1] + target;
         const auto combine = [&](auto count, const auto& load_at) {
             V sums[count];
             for (int v = 0; v < count; ++v) sums[v] = reduction.lift(load_at(plane + *first, v));
@@ -332,44 +418,45 @@ protected:
         }
     }
 
-    // Windows of two or three neighbouring columns that begin two from each other, the first one at the row's begin or
-    // one before, along rows that fill vectors.
-    bool can_be_direct(const AlongRow& along) const {
-        const auto taps = static_cast<int64_t>(along.taps.size());
-        if (!kMayBeDirect || phases_ != 2 || result_phases_ != 1 || taps < 2 || taps > 3) return false;
-        if (taps == 2 && planes_are_one_run_) return false;  // whose windows lie side by side for the most part
-        const int64_t first = along.taps.front().position, lanes = ceil_div(outputs_, kCount) * kCount;
-        const bool fill_vectors = columns_ >= 2 * kCount && 4 * lanes <= 5 * outputs_;
-        return fill_vectors && (first == 0 || first == -1) && along.taps.back().position == first + taps - 1;
-    }
-
     // They need neither phases in a buffer nor lanes: what rows have in some columns is combined in registers, and then
     // these columns with each other.
     void combine_directly(int64_t first, int64_t count) {
         for_each_plane(first, count, [&](const T* x, const Row* row_begin, const Row* row_end, int64_t done) {
-            with_number<2, 3>(static_cast<int64_t>(sources_.size()), [&](auto taps) {
-                with_number<0, 1>(-tap_positions_[0], [&](auto padding) {
-                    combine_columns<taps, padding>(x, row_begin, row_end, sums_.data() + done * outputs_);
+            Accumulator* const target = sums_.data() + done * outputs_;
+            if (phases_ == 2) {
+                with_number<2, 3>(direct_taps_, [&](auto taps) {
+                    with_number<0, 1>(direct_padding_, [&](auto padding) {
+                        combine_columns<2, taps, padding>(x, row_begin, row_end, target);
+                    });
                 });
-            });
+            } else {
+                with_number<3, kMostDirectPhases>(
+                    phases_, [&](auto taps) { combine_columns<taps, taps, 0>(x, row_begin, row_end, target); });
+            }
         });
     }
 
-    // Columns 0, 2, 4, ... and 1, 3, 5, ... of those that two vectors hold.
+    // Of the columns that kStep vectors hold: the vector of those that leave the same remainder when divided by kStep,
+    // for each remainder.
+    template <int kStep>
     struct Columns {
-        V even, odd;
+        V phases[kStep];
     };
 
-    // For windows of kTaps columns, the first one kPadding before the row. What is stored beyond the end of a row of
-    // results is overwritten by the next one.
-    template <int kTaps, int kPadding>
+    // For windows of kTaps columns that begin kStep from each other, the first one kPadding before the row. What is
+    // stored beyond the end of a row of results is overwritten by the next one.
+    template <int kStep, int kTaps, int kPadding>
     __attribute__((noinline)) void combine_columns(const T* plane, const Row* row, const Row* row_end,
                                                    Accumulator* target) const {
-        constexpr bool looks_ahead = kTaps == 3 && kPadding == 0;  // at the first one of the next columns
-        constexpr int64_t step = 2 * kCount;
+        static_assert(kTaps == kStep || (kStep == 2 && kTaps == 3));
+        static_assert(kPadding == 0 || (kStep == 2 && kPadding == 1));
+        constexpr bool looks_ahead = kTaps > kStep && kPadding == 0;  // at the first one of the next columns
+        constexpr int64_t step = kStep * kCount;
         const int64_t outputs = outputs_, columns = columns_, vectors = ceil_div(outputs, kCount);
         const R reduction = reduction_;
         const V nothing = filled<V>(reduction.identity());
+        Columns<kStep> none;
+        for (V& phase : none.phases) phase = nothing;
         for (; row != row_end; ++row, target += outputs) {
             if (row->begin == row->end) {
                 std::fill_n(target, outputs, reduction.identity());
@@ -377,50 +464,52 @@ protected:
             }
             const int64_t* const first = rows_.offsets.data() + row->begin;
             const int64_t* const end = rows_.offsets.data() + row->end;
-            const auto combine_rows = [&](const T* x, const auto& load_at, V& front, V& back) {
-                front = reduction.lift(load_at(x + *first, 0));
-                back = reduction.lift(load_at(x + *first, 1));
+            const auto combine_rows = [&](const T* x, const auto& load_at, V(&sums)[kStep]) {
+                for (int v = 0; v < kStep; ++v) sums[v] = reduction.lift(load_at(x + *first, v));
                 for (const int64_t* tap = first + 1; tap != end; ++tap) {
-                    front = reduction.combine(front, V(reduction.lift(load_at(x + *tap, 0))));
-                    back = reduction.combine(back, V(reduction.lift(load_at(x + *tap, 1))));
+                    for (int v = 0; v < kStep; ++v) {
+                        sums[v] = reduction.combine(sums[v], V(reduction.lift(load_at(x + *tap, v))));
+                    }
                 }
-            };
-            const auto apart = [](V front, V back) -> Columns {
-                return {every_second<0>(front, back), every_second<1>(front, back)};
             };
             const auto whole_columns = [&](int64_t column) {
-                V front, back;
-                combine_rows(
-                    plane + column, [](const T* x, int v) { return load<kCount>(x + v * kCount); }, front, back);
-                return apart(front, back);
+                V sums[kStep];
+                combine_rows(plane + column, [](const T* x, int v) { return load<kCount>(x + v * kCount); }, sums);
+                Columns<kStep> columns_there;
+                take_apart<kStep>(sums, columns_there.phases);
+                return columns_there;
             };
             // Where the row ends among them, or before: nothing is behind it.
-            const auto last_columns = [&](int64_t column) -> Columns {
-                if (column >= columns) return {nothing, nothing};
-                const int64_t counts[] = {std::min<int64_t>(columns - column, kCount),
-                                          std::max<int64_t>(columns - column - kCount, 0)};
-                V front, back;
+            const auto last_columns = [&](int64_t column) {
+                if (column >= columns) return none;
+                const auto there = [&](int v) { return std::clamp<int64_t>(columns - column - v * kCount, 0, kCount); };
+                V sums[kStep];
                 combine_rows(
-                    plane + column, [&](const T* x, int v) { return load_first<kCount>(x + v * kCount, counts[v]); },
-                    front, back);
-                return apart(where(lanes_between<V>(0, counts[0]), front, nothing),
-                             where(lanes_between<V>(0, counts[1]), back, nothing));
+                    plane + column, [&](const T* x, int v) { return load_first<kCount>(x + v * kCount, there(v)); },
+                    sums);
+                for (int v = 0; v < kStep; ++v) sums[v] = where(lanes_between<V>(0, there(v)), sums[v], nothing);
+                Columns<kStep> columns_there;
+                take_apart<kStep>(sums, columns_there.phases);
+                return columns_there;
             };
-            const auto windows = [&](const Columns& before, const Columns& here, const Columns& next) {
+            const auto windows = [&](const Columns<kStep>& before, const Columns<kStep>& here,
+                                     const Columns<kStep>& next) {
+                V sum = here.phases[0];
                 if constexpr (kPadding == 1) {
-                    const V sum = reduction.combine(shifted<kCount - 1>(before.odd, here.odd), here.even);
-                    return kTaps == 3 ? reduction.combine(sum, here.odd) : sum;
+                    sum = reduction.combine(shifted<kCount - 1>(before.phases[1], here.phases[1]), sum);
                 }
-                const V sum = reduction.combine(here.even, here.odd);
-                return kTaps == 3 ? reduction.combine(sum, shifted<1>(here.even, next.even)) : sum;
+                for (int i = 1; i < std::min(kTaps - kPadding, kStep); ++i) {
+                    sum = reduction.combine(sum, here.phases[i]);
+                }
+                return looks_ahead ? reduction.combine(sum, shifted<1>(here.phases[0], next.phases[0])) : sum;
             };
             const int64_t* const share = shares_.data() + (row - rows_.rows.data());
             const int64_t asked = ceil_div(share[1] - share[0], vectors);
-            Columns before{nothing, nothing}, here = looks_ahead ? whole_columns(0) : before;
+            Columns<kStep> before = none, here = looks_ahead ? whole_columns(0) : none;
             int64_t vector = 0;
             const auto advance = [&](const auto& next_columns) {
                 ask_ahead(plane, share[0] + vector * asked, asked);
-                const Columns next = next_columns((vector + looks_ahead) * step);
+                const Columns<kStep> next = next_columns((vector + looks_ahead) * step);
                 if (!looks_ahead) here = next;
                 store(target + vector * kCount, windows(before, here, next));
                 before = here;
@@ -562,26 +651,28 @@ protected:
     const Call& call_;
     const int64_t columns_, outputs_;  // of a row
     const int64_t phases_, result_phases_;
-    const int64_t pitch_;
-    const bool results_follow_;  // over rows as they do in phases
-    const bool is_one_run_;      // vectors go on from one row to the next
-    const int64_t vector_step_;  // they begin with columns that are multiples of it
-    const bool asks_at_once_;    // for what comes after all rows of a group, rather than after each
+    const int64_t pitch_, read_pitch_;  // from one row to the next, in phases and where rows are read into
+    const bool results_follow_;         // over rows as they do in phases
+    const bool is_one_run_;             // vectors go on from one row to the next
+    const int64_t vector_step_;         // they begin with columns that are multiples of it
+    const bool asks_at_once_;           // for what comes after all rows of a group, rather than after each
     const RowTaps rows_;
     const bool planes_are_one_run_;  // of one row each
     const bool is_vector_by_row_;    // each row takes one
     const bool is_direct_;           // see combine_directly()
-    std::vector<int64_t> shares_;    // before each row: of a plane's elements, how many are asked for until then,
-    int64_t lead_ = 0;               // and how far rows read beyond that
-    int64_t extent_ = 0;             // of planes, which are dense then
+    int64_t direct_taps_ = 0, direct_padding_ = 0;
+    std::vector<int64_t> shares_;  // before each row: of a plane's elements, how many are asked for until then,
+    int64_t lead_ = 0;             // and how far rows read beyond that
+    int64_t extent_ = 0;           // of planes, which are dense then
     const T* next_plane_ = nullptr;
-    Accumulator* phase_[kMostResultPhases] = {};
+    Accumulator* read_[kMostPhases] = {};            // where rows are read into
+    Accumulator* phase_begin_ = nullptr;             // of the first one
     int64_t phase_size_ = 0;                         // from one to the next
     int64_t taps_of_phase_[kMostResultPhases] = {};  // of the results
     std::vector<const Accumulator*> sources_;        // of taps along the row: what the first window takes
     std::vector<int64_t> tap_positions_;             // and the columns that this is at
     Buffer<Lanes> lanes_;  // by kind of vector and tap: which take it, none beyond the line's end
-    Buffer<Accumulator> buffer_, sums_, phase_sums_;
+    Buffer<Accumulator> buffer_, whole_rows_, sums_, phase_sums_;
 };
 
 // The rows of windows of a call, in groups that are done together: over planes where these follow each other in memory,
@@ -656,7 +747,7 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     const int64_t outputs = tables.back().output;
     const RowsOfWindows<R> windows(call);
     const int64_t plane_rows = windows.in_plane, together = windows.together;
-    FlatRows<R> rows(reduction, call, tables, windows.along, together, true);
+    FlatRows<R> rows(reduction, call, tables, windows.along, together, true, FlatRows<R>::may_be_direct(windows.along));
 
     const bool has_empty = has_empty_window(tables);
     // Those of a plane, and again until rows that are done together find theirs in one run.

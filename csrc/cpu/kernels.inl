@@ -65,17 +65,22 @@ bool is_worth_packing(const Geometry& geometry, bool are_rows_dear) {
     return bytes <= large;
 }
 
+// Whether a row's elements are taken apart without rows having been combined before: one by one, or in phases, which
+// short rows and small numbers gain little from.
+template <class R>
+bool are_single_rows_dear(const Geometry& geometry) {
+    constexpr bool is_cheap = ONNXPOOL_VECTOR_BYTES == 64 && lifts_nothing<R>;
+    constexpr int64_t many_windows = is_cheap ? 64 : 80;
+    constexpr int64_t most_phases = is_cheap ? kMostResultPhases : kMostResultPhases - 1;
+    const Axis& axis = geometry.axes[0];
+    return geometry.rank == 1 && !is_keyed<R> && axis.stride > kMostPhases &&
+           (axis.stride > most_phases || axis.output < many_windows || sizeof(typename R::Accumulator) < 4);
+}
+
 template <class R>
 bool can_be_packed(const Call& call) {
     const Geometry& geometry = call.geometry;
-    // A row that is not combined with others before its elements, a stride apart, are taken from it: one by one, or in
-    // phases, which short rows and small numbers gain little from.
-    constexpr int64_t most_phases = kMostResultPhases - 1, many_windows = 80;
-    const Axis& axis = geometry.axes[0];
-    const bool is_alone =
-        geometry.rank == 1 && !is_keyed<R> && axis.stride > kMostPhases &&
-        (axis.stride > most_phases || axis.output < many_windows || sizeof(typename R::Accumulator) < 4);
-    const bool are_rows_dear = is_alone || has_few_columns_of_windows(geometry);
+    const bool are_rows_dear = are_single_rows_dear<R>(geometry) || has_few_columns_of_windows(geometry);
     return has_planes_in_order(geometry, call.x, input_size) && has_planes_in_order(geometry, call.y, output_size) &&
            is_worth_packing<R>(geometry, are_rows_dear);
 }
@@ -117,18 +122,25 @@ AlongRow along_row(const Axis& axis) {
 
 constexpr int64_t kLongRow = 1024;
 
-// Whether rows that follow each other are worth it, for accumulators of this size, but for packed planes.
-template <bool kCoverings>
-bool fits_flat_rows(const Geometry& geometry, int64_t accumulator_size, int64_t most_phases, int64_t most_taps) {
+// Whether rows can follow each other, for accumulators of this size.
+inline bool can_be_flat(const Geometry& geometry, int64_t accumulator_size, int64_t most_phases) {
     constexpr int64_t least_lanes = 4;
     const Axis& axis = geometry.axes[geometry.rank - 1];
-    if (ONNXPOOL_VECTOR_BYTES < least_lanes * accumulator_size || axis.stride > most_phases ||
-        row_reach(axis) > 2 * (axis.input + axis.output) + 64 || !has_few_rows(geometry)) {
-        return false;
-    }
-    const auto along = along_row<kCoverings>(axis);
+    return ONNXPOOL_VECTOR_BYTES >= least_lanes * accumulator_size && axis.stride <= most_phases &&
+           row_reach(axis) <= 2 * (axis.input + axis.output) + 64 && has_few_rows(geometry);
+}
+
+// Whether tables for each tap of such rows are worth it.
+inline bool has_few_taps(const AlongRow& along, int64_t most_taps) {
     const bool stays_in_cache = along.phases == 1 && along.pitch() <= 2 * kLongRow;  // then rows may have more taps
     return static_cast<int64_t>(along.taps.size()) * along.pitch() <= (stays_in_cache ? 4 * most_taps : most_taps);
+}
+
+// Both: whether it is worth it, but for packed planes.
+template <bool kCoverings>
+bool fits_flat_rows(const Geometry& geometry, int64_t accumulator_size, int64_t most_phases, int64_t most_taps) {
+    return can_be_flat(geometry, accumulator_size, most_phases) &&
+           has_few_taps(along_row<kCoverings>(geometry.axes[geometry.rank - 1]), most_taps);
 }
 
 // Whether such rows fill vectors well enough not to be packed: each of them, or those of a slice of two axes, which are
@@ -150,9 +162,18 @@ bool has_flat_rows(const Call& call) {
     const Geometry& geometry = call.geometry;
     constexpr int64_t size = sizeof(typename R::Accumulator);
     constexpr int64_t most_taps = R::kInOrder ? 1 << 16 : 1 << 12;  // what is in order has no other fast kernel
-    if (!fits_flat_rows<false>(geometry, size, kMostPhases, most_taps) || call.x.strides[1 + geometry.rank] != 1 ||
-        !RowsOfWindows<R>(call).follow()) {
-        return false;
+    // What is in order is taken apart for each row of windows anew, small numbers by more instructions.
+    constexpr int64_t most_phases = R::kInOrder || size < 4 ? kMostPhases : 16;
+    if (!can_be_flat(geometry, size, most_phases) || call.x.strides[1 + geometry.rank] != 1) return false;
+    const RowsOfWindows<R> windows(call);
+    const AlongRow& along = windows.along;
+    const bool is_direct = FlatRows<R>::may_be_direct(along);
+    if (!windows.follow() || !(is_direct || has_few_taps(along, most_taps))) return false;
+    if (along.phases > kMostPhases && !is_direct) {
+        // Rows that do not follow each other in phases are taken apart one by one, those that are not combined with
+        // others where they are: see PaddedRows.
+        const bool are_short = !along.elements_follow() && along.pitch() < kLanes<typename R::Accumulator>;
+        if (are_short || geometry.rank == 1) return false;
     }
     const bool fill = fill_vectors<false>(geometry, size) && !has_few_columns_of_windows(geometry);
     if (!fill && can_be_packed<R>(call)) return false;

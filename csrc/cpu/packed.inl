@@ -58,6 +58,15 @@ void unpack(const T* source, int64_t lanes, T* planes, int64_t plane_step, int64
     });
 }
 
+// As take_turns_apart(), of any number of runs.
+template <class T>
+__attribute__((noinline)) void take_many_turns_apart(const T* source, int64_t runs, int64_t size, T* targets,
+                                                     int64_t run_step) {
+    in_blocks<kTransposed<T>>(size, runs, [&](int64_t i, int64_t run, auto block) {
+        transpose_block<block>(source + i * runs + run, runs, targets + run * run_step + i, run_step);
+    });
+}
+
 // The dense strides of packed planes along their spatial axes; returns the elements of a plane.
 template <class Size>
 int64_t packed_strides(const Geometry& geometry, int64_t lanes, Size size_of_axis, int64_t* strides) {

@@ -139,8 +139,8 @@ public:
           identity_(identity),
           axis_(axis),
           level_count_(windows_share ? levels_of(axis.kernel) : 1),
-          takes_phases_together_(sizeof(Accumulator) >= 4 && axis.stride > 1 && axis.stride <= kMostResultPhases &&
-                                 axis.kernel >= axis.stride && axis.dilation == 1 && level_count_ == 1),
+          takes_phases_together_(sizeof(Accumulator) >= 4 && axis.stride > 1 && axis.kernel >= axis.stride &&
+                                 axis.dilation == 1 && level_count_ == 1),
           size_(padded_size(axis)),
           capacity_(std::clamp<int64_t>(kRowBufferBytes / sizeof(Accumulator) / (size_ * level_count_), 1,
                                         std::clamp<int64_t>(rows, 1, 8))) {
@@ -241,8 +241,10 @@ private:
 
     // All of them, where a row at x has so many places.
     void take_phases(const Accumulator* x, int64_t places, Accumulator* target) const {
+        const int64_t stride = axis_.stride;
+        if (stride > kMostResultPhases) return take_many_turns_apart(x, stride, places, target, phase_size());
         with_number<2, kMostResultPhases>(
-            axis_.stride, [&](auto phases) { take_turns_apart<phases>(x, places, target, phase_size()); });
+            stride, [&](auto phases) { take_turns_apart<phases>(x, places, target, phase_size()); });
     }
 
     int64_t phase_size() const { return capacity_ * (size_ / axis_.stride); }

@@ -237,15 +237,46 @@ inline V with_every_of(V taken, V next, std::integer_sequence<int, i...>) {
     return __builtin_shufflevector(taken, next, lane(i)...);
 }
 
-// x[kBegin], x[kBegin + kStep], x[kBegin + 2 kStep], ..., from kStep whole vectors: kBegin is less than kStep.
-template <int kStep, int kCount, int kBegin = 0, int kVector = kStep - 1, class T>
-inline auto load_every(const T* x) {
+// Numbers kBegin, kBegin + kStep, ... of kStep vectors that follow each other.
+template <int kStep, int kBegin, int kVector = kStep - 1, class V>
+inline V every_of(const V* vectors) {
     if constexpr (kVector == 0) {
-        return load<kCount>(x);
+        return vectors[0];
     } else {
-        return with_every_of<kStep, kBegin, kVector>(load_every<kStep, kCount, kBegin, kVector - 1>(x),
-                                                     load<kCount>(x + kVector * kCount),
-                                                     std::make_integer_sequence<int, kCount>());
+        return with_every_of<kStep, kBegin, kVector>(every_of<kStep, kBegin, kVector - 1>(vectors), vectors[kVector],
+                                                     std::make_integer_sequence<int, lanes_of<V>>());
+    }
+}
+
+// x[kBegin], x[kBegin + kStep], x[kBegin + 2 kStep], ..., from kStep whole vectors: kBegin is less than kStep.
+template <int kStep, int kCount, int kBegin = 0, class T>
+inline auto load_every(const T* x) {
+    decltype(load<kCount>(x)) vectors[kStep];
+    for (int v = 0; v < kStep; ++v) vectors[v] = load<kCount>(x + v * kCount);
+    return every_of<kStep, kBegin>(vectors);
+}
+
+// apart[k]: numbers k, k + kStep, k + 2 kStep, ... of these.
+template <int kStep, class V>
+inline void take_apart(const V* vectors, V* apart) {
+    static_assert(kStep <= 4);
+    if constexpr (kStep == 3) {
+        apart[0] = every_of<3, 0>(vectors);
+        apart[1] = every_of<3, 1>(vectors);
+        apart[2] = every_of<3, 2>(vectors);
+    } else if constexpr (kStep == 2) {
+        apart[0] = every_second<0>(vectors[0], vectors[1]);
+        apart[1] = every_second<1>(vectors[0], vectors[1]);
+    } else {
+        V even[2], odd[2];
+        for (int i = 0; i < 2; ++i) {
+            even[i] = every_second<0>(vectors[2 * i], vectors[2 * i + 1]);
+            odd[i] = every_second<1>(vectors[2 * i], vectors[2 * i + 1]);
+        }
+        apart[0] = every_second<0>(even[0], even[1]);
+        apart[1] = every_second<0>(odd[0], odd[1]);
+        apart[2] = every_second<1>(even[0], even[1]);
+        apart[3] = every_second<1>(odd[0], odd[1]);
     }
 }
 

@@ -472,7 +472,7 @@ inline void for_each_row_of_plane(const Geometry& geometry, Size size_of_axis,
     for_each_row_of_slices<kLayouts>(geometry, size_of_axis, {0, size_of_axis(geometry.axes[0]), 1}, strides, row);
 }
 
-constexpr int64_t kMostPhases = 2;        // that kernels know how to take apart and to put together in vectors
+constexpr int64_t kMostPhases = 2;        // that kernels take apart and put together in vectors on the way
 constexpr int64_t kMostResultPhases = 8;  // that they put together
 
 // Along the last axis, which elements results are made of. Where a stride lies between the elements of neighbouring
