@@ -16,7 +16,7 @@ public:
     // alone: the same call for windows of a single row each, so many of which are done together.
     FlatMaxima(const ComparedMax<T>& reduction, const Call& call, const std::vector<AxisTable>& tables,
                const Call& alone, const AlongRow& along, int64_t together)
-        : Rows(reduction, alone, axis_tables(alone), along, together, true, false),
+        : Rows(reduction, alone, axis_tables(alone), along, together, true),
           together_(together),
           in_plane_(rows_of_plane(call.geometry, input_size)),
           all_(count_rows(alone, input_size)) {

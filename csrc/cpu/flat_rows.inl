@@ -2,16 +2,16 @@
 // Rows of results that follow each other without a gap are one run of vectors, whatever their length: lanes whose tap
 // lies beyond the end of their row leave it out. Planes need not be padded or transposed.
 
-template <class R>
+// kMayBeDirect: whether combine_directly() does the windows that it can do.
+template <class R, bool kMayBeDirect = false>
 class FlatRows {
 public:
     using T = typename R::Element;
     using Accumulator = typename R::Accumulator;
 
     // Elements of x along the last axis follow each other. Where x lies in memory, it is asked for what comes next.
-    // is_direct: only if may_be_direct().
     FlatRows(const R& reduction, const Call& call, const std::vector<AxisTable>& tables, const AlongRow& along,
-             int64_t most_rows, bool is_in_memory, bool is_direct)
+             int64_t most_rows, bool is_in_memory)
         : reduction_(reduction),
           call_(call),
           columns_(along.columns),
@@ -20,23 +20,20 @@ public:
           result_phases_(along.result_phases),
           pitch_(along.pitch()),
           read_pitch_(phases_ > kMostPhases ? columns_ : pitch_),
+          elements_follow_(along.elements_follow()),
           results_follow_(along.results_follow()),
           is_one_run_(results_follow_ || result_phases_ > kMostPhases),
           vector_step_(along.vector_step(kCount)),
           asks_at_once_(along.columns * static_cast<int64_t>(sizeof(T)) < kLeastBytesAskedFor),
-          rows_(call.geometry, output_size, tables, call.x.strides + 2, along.elements_follow() ? columns_ : 0),
-          planes_are_one_run_(along.elements_follow() && rows_.rows.size() == 1 && rows_.most_taps == 1 &&
+          rows_(call.geometry, output_size, tables, call.x.strides + 2, elements_follow_ ? columns_ : 0),
+          planes_are_one_run_(elements_follow_ && rows_.rows.size() == 1 && rows_.most_taps == 1 &&
                               rows_of_plane(call.geometry, input_size) == 1 &&
                               is_contiguous(call.geometry, call.x, input_size)),
           is_vector_by_row_(columns_ <= kCount && 2 * vectors_of_runs() > static_cast<int64_t>(rows_.rows.size())),
           // Of two columns side by side in one run, vectors are taken apart from a buffer in less time.
-          is_direct_(is_direct && !(planes_are_one_run_ && along.taps.size() == 2)) {
-        if (is_direct_) {
-            direct_taps_ = static_cast<int64_t>(along.taps.size());
-            direct_padding_ = -along.taps.front().position;
-        } else {
-            prepare_taps(along, most_rows);
-        }
+          is_direct_(is_direct(along) && !(planes_are_one_run_ && along.taps.size() == 2)) {
+        for (const AlongRow::Tap& tap : along.taps) tap_positions_.push_back(tap.position);
+        if (!is_direct_) prepare_taps(along, most_rows);
         prepare_shares(is_in_memory && has_dense_planes(call.geometry, call.x, input_size) &&
                        !(kForeseesRuns && call.geometry.rank == 1));
     }
@@ -58,7 +55,7 @@ public:
             return finish_sums(reduction_, sums_.data(), all, finish);
         }
         sums_.resize(std::max<size_t>(sums_.size(), all + result_phases_ * kCount));
-        if constexpr (kMayBeDirect) {
+        if constexpr (kHasDirect) {
             if (is_direct_) {
                 combine_directly(first, count);
                 return finish_sums(reduction_, sums_.data(), all, finish);
@@ -90,11 +87,11 @@ public:
 
     // Windows of two or three neighbouring columns that begin two from each other, the first one at the row's begin or
     // one before, or of a few columns side by side, along rows that fill vectors: see combine_directly().
-    static bool may_be_direct(const AlongRow& along) {
+    static bool is_direct(const AlongRow& along) {
         const auto taps = static_cast<int64_t>(along.taps.size());
         const bool are_two_apart = along.phases == 2 && (taps == 2 || taps == 3);
         const bool are_side_by_side = along.phases > 2 && along.phases <= kMostDirectPhases && taps == along.phases;
-        if (!kMayBeDirect || along.result_phases != 1 || !(are_two_apart || are_side_by_side)) return false;
+        if (!kHasDirect || along.result_phases != 1 || !(are_two_apart || are_side_by_side)) return false;
         const int64_t first = along.taps.front().position, lanes = ceil_div(along.outputs, kCount) * kCount;
         const bool fill_vectors = along.columns >= along.phases * kCount && 4 * lanes <= 5 * along.outputs;
         return fill_vectors && (first == 0 || (first == -1 && are_two_apart)) &&
@@ -112,7 +109,8 @@ public:
 protected:
     static constexpr int kCount = kLanes<Accumulator>;
     static constexpr int kMostVectors = ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2;  // enough to pay for finding their lanes
-    static constexpr bool kMayBeDirect = !R::kInOrder && sizeof(Accumulator) > 1;  // vectors of bytes are dear to shift
+    // Vectors of bytes are dear to shift.
+    static constexpr bool kHasDirect = kMayBeDirect && !R::kInOrder && sizeof(Accumulator) > 1;
     static constexpr int64_t kMostDirectPhases = 4;
     static constexpr int64_t kMostLead = (1 << 18) / sizeof(T);
     static constexpr int64_t kLeastBytesAskedFor = 3 * 64;  // for each row: shorter ones are asked for together
@@ -140,15 +138,13 @@ protected:
         phase_size_ = ceil_div(most_rows * pitch_, kCount) * kCount + room;
         buffer_.resize(room + phases_ * phase_size_);
         phase_begin_ = buffer_.data() + room;
-        for (const AlongRow::Tap& tap : along.taps) {
-            sources_.push_back(phase_begin_ + tap.phase * phase_size_ + tap.shift);
-            tap_positions_.push_back(tap.position);
-        }
-        if (phases_ > kMostPhases) {
+        const auto phase_at = [&](int64_t phase) { return phase_begin_ + phase * phase_size_; };
+        for (const AlongRow::Tap& tap : along.taps) sources_.push_back(phase_at(tap.phase) + tap.shift);
+        if (phases_ <= kMostPhases) {
+            for (int64_t phase = 0; phase < phases_; ++phase) read_[phase] = phase_at(phase);
+        } else if (!is_taken_apart_in_place()) {
             whole_rows_.resize(most_rows * read_pitch_ + 2 * kCount);
             read_[0] = whole_rows_.data();
-        } else {
-            for (int64_t phase = 0; phase < phases_; ++phase) read_[phase] = phase_begin_ + phase * phase_size_;
         }
         const size_t taps = along.taps.size();
         lanes_.assign(ceil_div(pitch_, vector_step_) * taps, Lanes{});
@@ -206,10 +202,13 @@ protected:
         }
     }
 
+    // Whether rows are taken apart without being read into a buffer before.
+    bool is_taken_apart_in_place() const { return lifts_nothing<R> && phases_ > kMostPhases && rows_.most_taps == 1; }
+
     // Into the phases, for each row of windows: the rows of these taps of it, combined.
     void read(int64_t first, int64_t count, int64_t begin, int64_t end) {
         if constexpr (lifts_nothing<R>) {
-            if (phases_ > kMostPhases && rows_.most_taps == 1) return take_apart_in_place(first, count);
+            if (is_taken_apart_in_place()) return take_apart_in_place(first, count);
         }
         if (planes_are_one_run_) {
             read_run(first, count);
@@ -238,18 +237,10 @@ protected:
         });
     }
 
-    // More phases than that: whole strides of elements,
-    void take_phases_apart(const Accumulator* elements, int64_t places, Accumulator* target) const {
-        const int64_t phases = phases_, step = phase_size_;
-        if (phases > kMostResultPhases) return take_many_turns_apart(elements, phases, places, target, step);
-        with_number<kMostPhases + 1, kMostResultPhases>(
-            phases, [&](auto known) { take_turns_apart<known>(elements, places, target, step); });
-    }
-
-    // a row of them,
+    // Into more phases than that: the elements of a row,
     void take_row_apart(const Accumulator* elements, Accumulator* target) const {
         const int64_t places = columns_ / phases_;
-        take_phases_apart(elements, places, target);
+        take_turns_apart(elements, phases_, places, target, phase_size_);
         for (int64_t i = places * phases_; i < columns_; ++i) {
             target[(i - places * phases_) * phase_size_ + places] = elements[i];
         }
@@ -258,8 +249,8 @@ protected:
     // rows that have been read as they are,
     void take_rows_apart(int64_t count) const {
         const Accumulator* elements = read_[0];
-        if (columns_ == phases_ * pitch_) return take_phases_apart(elements, count * pitch_, phase_begin_);
         Accumulator* target = phase_begin_;
+        if (elements_follow_) return take_turns_apart(elements, phases_, count * pitch_, target, phase_size_);
         for (int64_t row = 0; row < count; ++row, elements += read_pitch_, target += pitch_) {
             take_row_apart(elements, target);
         }
@@ -424,8 +415,8 @@ protected:
         for_each_plane(first, count, [&](const T* x, const Row* row_begin, const Row* row_end, int64_t done) {
             Accumulator* const target = sums_.data() + done * outputs_;
             if (phases_ == 2) {
-                with_number<2, 3>(direct_taps_, [&](auto taps) {
-                    with_number<0, 1>(direct_padding_, [&](auto padding) {
+                with_number<2, 3>(static_cast<int64_t>(tap_positions_.size()), [&](auto taps) {
+                    with_number<0, 1>(-tap_positions_[0], [&](auto padding) {
                         combine_columns<2, taps, padding>(x, row_begin, row_end, target);
                     });
                 });
@@ -472,12 +463,15 @@ protected:
                     }
                 }
             };
+            const auto apart = [](const V(&sums)[kStep]) {
+                Columns<kStep> in_phases;
+                take_apart<kStep>(sums, in_phases.phases);
+                return in_phases;
+            };
             const auto whole_columns = [&](int64_t column) {
                 V sums[kStep];
                 combine_rows(plane + column, [](const T* x, int v) { return load<kCount>(x + v * kCount); }, sums);
-                Columns<kStep> columns_there;
-                take_apart<kStep>(sums, columns_there.phases);
-                return columns_there;
+                return apart(sums);
             };
             // Where the row ends among them, or before: nothing is behind it.
             const auto last_columns = [&](int64_t column) {
@@ -488,9 +482,7 @@ protected:
                     plane + column, [&](const T* x, int v) { return load_first<kCount>(x + v * kCount, there(v)); },
                     sums);
                 for (int v = 0; v < kStep; ++v) sums[v] = where(lanes_between<V>(0, there(v)), sums[v], nothing);
-                Columns<kStep> columns_there;
-                take_apart<kStep>(sums, columns_there.phases);
-                return columns_there;
+                return apart(sums);
             };
             const auto windows = [&](const Columns<kStep>& before, const Columns<kStep>& here,
                                      const Columns<kStep>& next) {
@@ -651,19 +643,18 @@ protected:
     const Call& call_;
     const int64_t columns_, outputs_;  // of a row
     const int64_t phases_, result_phases_;
-    const int64_t pitch_, read_pitch_;  // from one row to the next, in phases and where rows are read into
-    const bool results_follow_;         // over rows as they do in phases
-    const bool is_one_run_;             // vectors go on from one row to the next
-    const int64_t vector_step_;         // they begin with columns that are multiples of it
-    const bool asks_at_once_;           // for what comes after all rows of a group, rather than after each
+    const int64_t pitch_, read_pitch_;             // from one row to the next, in phases and where rows are read into
+    const bool elements_follow_, results_follow_;  // over rows as they do in phases
+    const bool is_one_run_;                        // vectors go on from one row to the next
+    const int64_t vector_step_;                    // they begin with columns that are multiples of it
+    const bool asks_at_once_;                      // for what comes after all rows of a group, rather than after each
     const RowTaps rows_;
     const bool planes_are_one_run_;  // of one row each
     const bool is_vector_by_row_;    // each row takes one
     const bool is_direct_;           // see combine_directly()
-    int64_t direct_taps_ = 0, direct_padding_ = 0;
-    std::vector<int64_t> shares_;  // before each row: of a plane's elements, how many are asked for until then,
-    int64_t lead_ = 0;             // and how far rows read beyond that
-    int64_t extent_ = 0;           // of planes, which are dense then
+    std::vector<int64_t> shares_;    // before each row: of a plane's elements, how many are asked for until then,
+    int64_t lead_ = 0;               // and how far rows read beyond that
+    int64_t extent_ = 0;             // of planes, which are dense then
     const T* next_plane_ = nullptr;
     Accumulator* read_[kMostPhases] = {};            // where rows are read into
     Accumulator* phase_begin_ = nullptr;             // of the first one
@@ -747,7 +738,7 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     const int64_t outputs = tables.back().output;
     const RowsOfWindows<R> windows(call);
     const int64_t plane_rows = windows.in_plane, together = windows.together;
-    FlatRows<R> rows(reduction, call, tables, windows.along, together, true, FlatRows<R>::may_be_direct(windows.along));
+    FlatRows<R, true> rows(reduction, call, tables, windows.along, together, true);
 
     const bool has_empty = has_empty_window(tables);
     // Those of a plane, and again until rows that are done together find theirs in one run.

@@ -567,7 +567,7 @@ void backward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     Call sums(mirrored, call.parameters);
     sums.x = {sent.data(), strides};
     const std::vector<AxisTable> tables = covering_tables(geometry);
-    FlatRows<GradientSum<Accumulator>> rows(sum, sums, tables, covered.along, covered.together, false, false);
+    FlatRows<GradientSum<Accumulator>> rows(sum, sums, tables, covered.along, covered.together, false);
 
     if (!G::kNeedsData) {
         const std::vector<AxisTable> windows = axis_tables(call);

@@ -65,8 +65,8 @@ bool is_worth_packing(const Geometry& geometry, bool are_rows_dear) {
     return bytes <= large;
 }
 
-// Whether a row's elements are taken apart without rows having been combined before: one by one, or in phases, which
-// short rows and small numbers gain little from.
+// Whether a row's elements are taken apart without rows having been combined before, and this costs more than packing:
+// where they are few, small, in many phases or, to be lifted, copied first.
 template <class R>
 bool are_single_rows_dear(const Geometry& geometry) {
     constexpr bool is_cheap = ONNXPOOL_VECTOR_BYTES == 64 && lifts_nothing<R>;
@@ -167,7 +167,7 @@ bool has_flat_rows(const Call& call) {
     if (!can_be_flat(geometry, size, most_phases) || call.x.strides[1 + geometry.rank] != 1) return false;
     const RowsOfWindows<R> windows(call);
     const AlongRow& along = windows.along;
-    const bool is_direct = FlatRows<R>::may_be_direct(along);
+    const bool is_direct = FlatRows<R, true>::is_direct(along);
     if (!windows.follow() || !(is_direct || has_few_taps(along, most_taps))) return false;
     if (along.phases > kMostPhases && !is_direct) {
         // Rows that do not follow each other in phases are taken apart one by one, those that are not combined with

@@ -58,10 +58,14 @@ void unpack(const T* source, int64_t lanes, T* planes, int64_t plane_step, int64
     });
 }
 
-// As take_turns_apart(), of any number of runs.
+// targets[r * run_step + i] = source[i * runs + r] for any number of runs: many are columns of a matrix.
 template <class T>
-__attribute__((noinline)) void take_many_turns_apart(const T* source, int64_t runs, int64_t size, T* targets,
-                                                     int64_t run_step) {
+__attribute__((noinline)) void take_turns_apart(const T* source, int64_t runs, int64_t size, T* targets,
+                                                int64_t run_step) {
+    if (runs <= kMostResultPhases) {
+        return with_number<2, kMostResultPhases>(
+            runs, [&](auto known) { take_turns_apart<known>(source, size, targets, run_step); });
+    }
     in_blocks<kTransposed<T>>(size, runs, [&](int64_t i, int64_t run, auto block) {
         transpose_block<block>(source + i * runs + run, runs, targets + run * run_step + i, run_step);
     });

@@ -241,10 +241,7 @@ private:
 
     // All of them, where a row at x has so many places.
     void take_phases(const Accumulator* x, int64_t places, Accumulator* target) const {
-        const int64_t stride = axis_.stride;
-        if (stride > kMostResultPhases) return take_many_turns_apart(x, stride, places, target, phase_size());
-        with_number<2, kMostResultPhases>(
-            stride, [&](auto phases) { take_turns_apart<phases>(x, places, target, phase_size()); });
+        take_turns_apart(x, axis_.stride, places, target, phase_size());
     }
 
     int64_t phase_size() const { return capacity_ * (size_ / axis_.stride); }
