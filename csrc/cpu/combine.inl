@@ -121,23 +121,39 @@ __attribute__((noinline)) void take_turns_apart(const T* __restrict source, int6
     });
 }
 
+// Of vectors with the numbers of a run each: those in which the runs take turns. What take_apart() takes apart.
+template <int kRuns, class V>
+inline void take_turns(V (&vectors)[kRuns]) {
+    if constexpr ((kRuns & (kRuns - 1)) == 0) {
+        constexpr int half = lanes_of<V> / 2;
+        transpose_rows<kRuns>(
+            vectors, [](V a, V b) { return interleave<0>(a, b); }, [](V a, V b) { return interleave<half>(a, b); });
+    } else {
+        V runs[kRuns];
+        std::copy_n(vectors, kRuns, runs);
+        for_each_of<kRuns>([&](auto part) {
+            vectors[part] = runs[0];
+            for_each_of<kRuns - 1>([&](auto before) {
+                constexpr int run = before + 1;
+                vectors[part] = with_turns_of<kRuns, part, run>(vectors[part], runs[run],
+                                                                std::make_integer_sequence<int, lanes_of<V>>());
+            });
+        });
+    }
+}
+
 // target[i * kRuns + r] = runs[r * run_step + i].
 template <int kRuns, class T>
 __attribute__((noinline)) void take_turns(const T* runs, int64_t run_step, int64_t size, T* target) {
     in_vectors<kShuffled<T>>(size, [&](int64_t i, auto n) {
-        for_each_of<kRuns>([&](auto part) {
-            auto turns = load<n>(runs + i);
-            for_each_of<kRuns - 1>([&](auto runs_before) {
-                constexpr int run = runs_before + 1;
-                const auto next = load<n>(runs + run * run_step + i);
-                if constexpr (n == 1) {
-                    turns = part == run ? next : turns;
-                } else {
-                    turns = with_turns_of<kRuns, part, run>(turns, next, std::make_integer_sequence<int, n>());
-                }
-            });
-            store(target + i * kRuns + part * n, turns);
-        });
+        if constexpr (n == 1) {
+            for (int run = 0; run < kRuns; ++run) target[i * kRuns + run] = runs[run * run_step + i];
+        } else {
+            decltype(load<n>(runs)) vectors[kRuns];
+            for (int run = 0; run < kRuns; ++run) vectors[run] = load<n>(runs + run * run_step + i);
+            take_turns(vectors);
+            for (int part = 0; part < kRuns; ++part) store(target + i * kRuns + part * n, vectors[part]);
+        }
     });
 }
 

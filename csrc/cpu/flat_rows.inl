@@ -22,7 +22,7 @@ public:
           read_pitch_(phases_ > kMostPhases ? columns_ : pitch_),
           elements_follow_(along.elements_follow()),
           results_follow_(along.results_follow()),
-          is_one_run_(results_follow_ || result_phases_ > kMostPhases),
+          is_one_run_(along.is_one_run(kCount)),
           vector_step_(along.vector_step(kCount)),
           asks_at_once_(along.columns * static_cast<int64_t>(sizeof(T)) < kLeastBytesAskedFor),
           rows_(call.geometry, output_size, tables, call.x.strides + 2, elements_follow_ ? columns_ : 0),
@@ -46,11 +46,13 @@ public:
     template <class Finish>
     bool compute(int64_t first, int64_t count, int64_t room, const Finish& finish) {
         const int64_t all = count * outputs_;
-        if (result_phases_ > kMostPhases) {
+        if (is_one_run_ && !results_follow_) {
+            const int64_t pitch = result_phases_ * pitch_, size = count * pitch;
+            sums_.resize(std::max<size_t>(sums_.size(), size + result_phases_ * kCount));
             read(first, count, 0, rows_.most_taps);
-            combine_phases_apart(count * pitch_);
-            for (int64_t row = 1; !results_follow_ && row < count; ++row) {
-                std::copy_n(sums_.data() + row * result_phases_ * pitch_, outputs_, sums_.data() + row * outputs_);
+            combine_along<false>(0, size, Keep<Accumulator>{sums_.data()});
+            for (int64_t row = 1; row < count; ++row) {
+                std::copy_n(sums_.data() + row * pitch, outputs_, sums_.data() + row * outputs_);
             }
             return finish_sums(reduction_, sums_.data(), all, finish);
         }
@@ -516,24 +518,24 @@ protected:
 
     // visit(how many vectors, as a type, where the first one begins): all vectors of so many accumulators. The last one
     // may reach beyond them.
-    template <class Visit>
+    template <int kMost = kMostVectors, class Visit>
     __attribute__((always_inline)) static void in_groups_of_vectors(int64_t size, const Visit& visit) {
         constexpr std::integral_constant<int, 1> one;
-        constexpr std::integral_constant<int, 2> two;
-        constexpr std::integral_constant<int, kMostVectors> many;
+        constexpr std::integral_constant<int, std::min(kMost, 2)> two;
+        constexpr std::integral_constant<int, kMost> many;
         int64_t i = 0;
         const auto visit_next = [&](auto count) {
             visit(count, i);
             i += count * kCount;
         };
-        while (i + (kMostVectors - 1) * kCount < size) visit_next(many);
-        if (i + kCount < size) visit_next(two);
+        while (i + (kMost - 1) * kCount < size) visit_next(many);
+        if (kMost > 1 && i + kCount < size) visit_next(two);
         if (i < size) visit_next(one);
     }
 
     // visit(how many vectors, as a type, the first one's place in phases, its output, their kinds): all vectors of
     // these outputs. Those of a kind begin with the same column.
-    template <class Visit>
+    template <int kMost = kMostVectors, class Visit>
     __attribute__((always_inline)) void for_each_vector(int64_t begin, int64_t end, const Visit& visit) const {
         const int64_t pitch = pitch_, phases = result_phases_, line = is_one_run_ ? end - begin : outputs_;
         const int64_t places = ceil_div(line, phases);
@@ -542,7 +544,7 @@ protected:
         for (int64_t first = begin; first < end; first += line) {
             const int64_t place = is_one_run_ ? first / phases : first / outputs_ * pitch;
             int64_t kind = is_one_run_ ? place % pitch / vector_step_ : 0;
-            in_groups_of_vectors(places, [&](auto count, int64_t i) {
+            in_groups_of_vectors<kMost>(places, [&](auto count, int64_t i) {
                 int64_t kinds_of_vectors[count];
                 for (int v = 0; v < count; ++v) kinds_of_vectors[v] = std::exchange(kind, next(kind));
                 visit(count, place + i, first + i * phases, kinds_of_vectors);
@@ -556,8 +558,9 @@ protected:
     void combine_along(int64_t begin, int64_t end, const Put& put) const {
         if constexpr (kGoesOn) {
             combine_phases<true, 1, 0>(begin, end, put);
-        } else if (result_phases_ == 2) {
-            combine_phases<false, 2, 0>(begin, end, put);
+        } else if (result_phases_ > 1) {
+            with_number<2, kMostResultPhases>(result_phases_,
+                                              [&](auto phases) { combine_phases<false, phases, 0>(begin, end, put); });
         } else {
             with_known_taps(static_cast<int64_t>(sources_.size()),
                             [&](auto taps) { combine_phases<false, 1, taps>(begin, end, put); });
@@ -589,26 +592,6 @@ protected:
         }
     }
 
-    // Of more phases than that: one after the other, before they take turns.
-    void combine_phases_apart(int64_t places) {
-        const int64_t size = places + kMostVectors * kCount, all = result_phases_ * places;
-        const auto taps = static_cast<int64_t>(sources_.size());
-        phase_sums_.resize(std::max<size_t>(phase_sums_.size(), result_phases_ * size));
-        sums_.resize(std::max<size_t>(sums_.size(), all));
-        for_each_vector(0, all, [&](auto count, int64_t place, int64_t, const auto& kinds) {
-            for (int64_t phase = 0, tap = 0; phase < result_phases_; ++phase) {
-                V sums[count];
-                for (V& sum : sums) sum = filled<V>(reduction_.identity());
-                combine_taps_at(sums, place, kinds, sources_.data(), taps, tap, tap + taps_of_phase_[phase]);
-                tap += taps_of_phase_[phase];
-                Accumulator* const target = phase_sums_.data() + phase * size + place;
-                for (int v = 0; v < count; ++v) store(target + v * kCount, sums[v]);
-            }
-        });
-        with_number<kMostPhases + 1, kMostResultPhases>(
-            result_phases_, [&](auto phases) { take_turns<phases>(phase_sums_.data(), size, places, sums_.data()); });
-    }
-
     template <bool kGoesOn, int kPhases, int kTaps, class Put>
     __attribute__((noinline)) void combine_phases(int64_t begin, int64_t end, const Put put) const {
         static_assert(kPhases == 1 || (!kGoesOn && kTaps == 0));
@@ -616,26 +599,25 @@ protected:
         std::copy_n(sources_.begin(), kTaps, kept);
         const Accumulator* const* const sources = kTaps > 0 ? kept : sources_.data();
         const int64_t taps = kTaps > 0 ? kTaps : static_cast<int64_t>(sources_.size());
-        const int64_t first_end = kPhases == 1 ? taps : taps_of_phase_[0];
-        for_each_vector(begin, end, [&](auto count, int64_t place, int64_t output, const auto& kinds) {
+        int64_t begins[kPhases + 1] = {0};  // of each phase's taps
+        for (int phase = 1; phase < kPhases; ++phase) begins[phase] = begins[phase - 1] + taps_of_phase_[phase - 1];
+        begins[kPhases] = taps;
+        constexpr int most = std::clamp(2 * kMostVectors / kPhases, 1, kMostVectors);
+        for_each_vector<most>(begin, end, [&](auto count, int64_t place, int64_t output, const auto& kinds) {
             V sums[kPhases][count];
-            const auto combine = [&](V(&sum)[count], int64_t tap, int64_t last) {
+            for_each_of<kPhases>([&](auto phase) {
                 for (int v = 0; v < count; ++v) {
-                    sum[v] =
+                    sums[phase][v] =
                         kGoesOn ? load<kCount>(sums_.data() + output + v * kCount) : filled<V>(reduction_.identity());
                 }
-                combine_taps_at(sum, place, kinds, sources, taps, tap, last);
-            };
-            combine(sums[0], 0, first_end);
-            if constexpr (kPhases == 2) combine(sums[1], first_end, taps);
-            for (int v = 0; v < count; ++v) {
-                if constexpr (kPhases == 1) {
-                    put(output + v * kCount, sums[0][v]);
-                } else {
-                    put(output + 2 * v * kCount, interleave<0>(sums[0][v], sums[1][v]));
-                    put(output + (2 * v + 1) * kCount, interleave<kCount / 2>(sums[0][v], sums[1][v]));
-                }
-            }
+                combine_taps_at(sums[phase], place, kinds, sources, taps, begins[phase], begins[phase + 1]);
+            });
+            for_each_of<count>([&](auto v) {
+                V turns[kPhases];
+                for_each_of<kPhases>([&](auto phase) { turns[phase] = sums[phase][v]; });
+                if constexpr (kPhases > 1) take_turns(turns);
+                for_each_of<kPhases>([&](auto part) { put(output + (v * kPhases + part) * kCount, turns[part]); });
+            });
         });
     }
 
@@ -663,7 +645,7 @@ protected:
     std::vector<const Accumulator*> sources_;        // of taps along the row: what the first window takes
     std::vector<int64_t> tap_positions_;             // and the columns that this is at
     Buffer<Lanes> lanes_;  // by kind of vector and tap: which take it, none beyond the line's end
-    Buffer<Accumulator> buffer_, whole_rows_, sums_, phase_sums_;
+    Buffer<Accumulator> buffer_, whole_rows_, sums_;
 };
 
 // The rows of windows of a call, in groups that are done together: over planes where these follow each other in memory,

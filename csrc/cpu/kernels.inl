@@ -368,12 +368,8 @@ template <class G>
 bool has_flat_gradients(const Call& call, bool can_be_packed) {
     const Geometry& geometry = call.geometry;
     constexpr int64_t size = sizeof(typename G::Accumulator);
-    const Axis& axis = geometry.axes[geometry.rank - 1];
-    // Elements of long rows that one window covers, if any, cost less to combine with gaps than phase by phase.
-    const bool are_phases_dear = size > 4 && axis.input > kLongRow && axis.kernel <= axis.stride;
     constexpr int64_t most_taps = 1 << 12;
-    const int64_t most_phases = are_phases_dear ? kMostPhases : kMostResultPhases;
-    if (!fits_flat_rows<true>(geometry, size, most_phases, most_taps)) return false;
+    if (!fits_flat_rows<true>(geometry, size, kMostResultPhases, most_taps)) return false;
     if (can_be_packed && !fill_vectors<true>(geometry, size)) return false;
     const bool is_alone = RowsOfCoverings<typename G::Element, typename G::Accumulator>(call).planes == 1;
     const auto planes_follow = [&](const Operand& operand, auto size) {

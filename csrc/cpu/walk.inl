@@ -472,8 +472,8 @@ inline void for_each_row_of_plane(const Geometry& geometry, Size size_of_axis,
     for_each_row_of_slices<kLayouts>(geometry, size_of_axis, {0, size_of_axis(geometry.axes[0]), 1}, strides, row);
 }
 
-constexpr int64_t kMostPhases = 2;        // that kernels take apart and put together in vectors on the way
-constexpr int64_t kMostResultPhases = 8;  // that they put together
+constexpr int64_t kMostPhases = 2;        // that kernels take apart in vectors on the way
+constexpr int64_t kMostResultPhases = 8;  // that they put together there
 
 // Along the last axis, which elements results are made of. Where a stride lies between the elements of neighbouring
 // results, or between the results of neighbouring elements, those at positions that leave the same remainder when
@@ -520,11 +520,15 @@ struct AlongRow {
     bool elements_follow() const { return columns == phases * pitch(); }
     bool results_follow() const { return outputs == result_phases * pitch(); }
 
-    // What the columns are multiples of that vectors of so many lanes begin with: they go on over rows where results
-    // do, or lie in phases to be put together.
-    int64_t vector_step(int64_t lanes) const {
-        return results_follow() || result_phases > kMostPhases ? std::gcd(lanes, pitch()) : lanes;
+    // Whether vectors of so many lanes go on over rows: where results do, or where rows in many phases would fill few
+    // vectors. Then gaps between rows are closed afterwards.
+    bool is_one_run(int64_t lanes) const {
+        const bool fill_vectors = pitch() > 2 * lanes && 4 * (ceil_div(pitch(), lanes) * lanes) <= 5 * pitch();
+        return results_follow() || (result_phases > 2 && !fill_vectors);
     }
+
+    // What the columns are multiples of that they begin with.
+    int64_t vector_step(int64_t lanes) const { return is_one_run(lanes) ? std::gcd(lanes, pitch()) : lanes; }
 
     int64_t elements_in(int64_t phase) const { return ceil_div(columns - phase, phases); }
     int64_t results_in(int64_t phase) const { return ceil_div(outputs - phase, result_phases); }
