@@ -516,8 +516,8 @@ protected:
         }
     }
 
-    // visit(how many vectors, as a type, where the first one begins): all vectors of so many accumulators. The last one
-    // may reach beyond them.
+    // visit(how many vectors, as a type, where the first one begins): all vectors of so many accumulators, kMost at a
+    // time. The last one may reach beyond them.
     template <int kMost = kMostVectors, class Visit>
     __attribute__((always_inline)) static void in_groups_of_vectors(int64_t size, const Visit& visit) {
         constexpr std::integral_constant<int, 1> one;
