@@ -73,6 +73,28 @@ inline void transpose_rows(V* rows, const First& interleave_first, const Last& i
     }
 }
 
+// Of vectors with the numbers of a run each: those in which the runs take turns. What take_apart() takes apart. As many
+// runs as vectors have numbers are the rows of a block, which become columns.
+template <int kRuns, class V>
+inline void take_turns(V (&vectors)[kRuns]) {
+    if constexpr ((kRuns & (kRuns - 1)) == 0) {
+        constexpr int half = lanes_of<V> / 2;
+        transpose_rows<kRuns>(
+            vectors, [](V a, V b) { return interleave<0>(a, b); }, [](V a, V b) { return interleave<half>(a, b); });
+    } else {
+        V runs[kRuns];
+        std::copy_n(vectors, kRuns, runs);
+        for_each_of<kRuns>([&](auto part) {
+            vectors[part] = runs[0];
+            for_each_of<kRuns - 1>([&](auto before) {
+                constexpr int run = before + 1;
+                vectors[part] = with_turns_of<kRuns, part, run>(vectors[part], runs[run],
+                                                                std::make_integer_sequence<int, lanes_of<V>>());
+            });
+        });
+    }
+}
+
 // target[j * target_step + i] = source[i * source_step + j] for a block of kCount rows and columns, in registers.
 template <int kCount, class T>
 inline void transpose_block(const T* source, int64_t source_step, T* target, int64_t target_step) {
@@ -94,8 +116,7 @@ inline void transpose_block(const T* source, int64_t source_step, T* target, int
     } else {
 #pragma GCC unroll 16
         for (int i = 0; i < kCount; ++i) rows[i] = load_bits<kCount>(source + i * source_step);
-        transpose_rows<kCount>(
-            rows, [](V a, V b) { return interleave<0>(a, b); }, [](V a, V b) { return interleave<kCount / 2>(a, b); });
+        take_turns(rows);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < kCount; ++i) std::memcpy(target + i * target_step, &rows[i], sizeof(rows[i]));
@@ -119,27 +140,6 @@ __attribute__((noinline)) void take_turns_apart(const T* __restrict source, int6
             }
         });
     });
-}
-
-// Of vectors with the numbers of a run each: those in which the runs take turns. What take_apart() takes apart.
-template <int kRuns, class V>
-inline void take_turns(V (&vectors)[kRuns]) {
-    if constexpr ((kRuns & (kRuns - 1)) == 0) {
-        constexpr int half = lanes_of<V> / 2;
-        transpose_rows<kRuns>(
-            vectors, [](V a, V b) { return interleave<0>(a, b); }, [](V a, V b) { return interleave<half>(a, b); });
-    } else {
-        V runs[kRuns];
-        std::copy_n(vectors, kRuns, runs);
-        for_each_of<kRuns>([&](auto part) {
-            vectors[part] = runs[0];
-            for_each_of<kRuns - 1>([&](auto before) {
-                constexpr int run = before + 1;
-                vectors[part] = with_turns_of<kRuns, part, run>(vectors[part], runs[run],
-                                                                std::make_integer_sequence<int, lanes_of<V>>());
-            });
-        });
-    }
 }
 
 // target[i * kRuns + r] = runs[r * run_step + i].

@@ -2,6 +2,10 @@
 // Rows of results that follow each other without a gap are one run of vectors, whatever their length: lanes whose tap
 // lies beyond the end of their row leave it out. Planes need not be padded or transposed.
 
+// Whether results may lie in phases: those of gradients do, which AlongRow::of_coverings() describes.
+template <class R>
+constexpr bool has_result_phases = false;
+
 // kMayBeDirect: whether combine_directly() does the windows that it can do.
 template <class R, bool kMayBeDirect = false>
 class FlatRows {
@@ -94,8 +98,8 @@ public:
         const bool are_two_apart = along.phases == 2 && (taps == 2 || taps == 3);
         const bool are_side_by_side = along.phases > 2 && along.phases <= kMostDirectPhases && taps == along.phases;
         if (!kHasDirect || along.result_phases != 1 || !(are_two_apart || are_side_by_side)) return false;
-        const int64_t first = along.taps.front().position, lanes = ceil_div(along.outputs, kCount) * kCount;
-        const bool fill_vectors = along.columns >= along.phases * kCount && 4 * lanes <= 5 * along.outputs;
+        const int64_t first = along.taps.front().position;
+        const bool fill_vectors = along.columns >= along.phases * kCount && are_mostly_taken(along.outputs, kCount);
         return fill_vectors && (first == 0 || (first == -1 && are_two_apart)) &&
                along.taps.back().position == first + taps - 1;
     }
@@ -558,10 +562,11 @@ protected:
     void combine_along(int64_t begin, int64_t end, const Put& put) const {
         if constexpr (kGoesOn) {
             combine_phases<true, 1, 0>(begin, end, put);
-        } else if (result_phases_ > 1) {
-            with_number<2, kMostResultPhases>(result_phases_,
-                                              [&](auto phases) { combine_phases<false, phases, 0>(begin, end, put); });
         } else {
+            if constexpr (has_result_phases<R>) {
+                const auto combine = [&](auto phases) { combine_phases<false, phases, 0>(begin, end, put); };
+                if (result_phases_ > 1) return with_number<2, kMostResultPhases>(result_phases_, combine);
+            }
             with_known_taps(static_cast<int64_t>(sources_.size()),
                             [&](auto taps) { combine_phases<false, 1, taps>(begin, end, put); });
         }
@@ -602,7 +607,7 @@ protected:
         int64_t begins[kPhases + 1] = {0};  // of each phase's taps
         for (int phase = 1; phase < kPhases; ++phase) begins[phase] = begins[phase - 1] + taps_of_phase_[phase - 1];
         begins[kPhases] = taps;
-        constexpr int most = std::clamp(2 * kMostVectors / kPhases, 1, kMostVectors);
+        constexpr int most = std::clamp(2 * kMostVectors / kPhases, 1, kMostVectors);  // sums stay in registers
         for_each_vector<most>(begin, end, [&](auto count, int64_t place, int64_t output, const auto& kinds) {
             V sums[kPhases][count];
             for_each_of<kPhases>([&](auto phase) {
@@ -615,7 +620,7 @@ protected:
             for_each_of<count>([&](auto v) {
                 V turns[kPhases];
                 for_each_of<kPhases>([&](auto phase) { turns[phase] = sums[phase][v]; });
-                if constexpr (kPhases > 1) take_turns(turns);
+                take_turns(turns);
                 for_each_of<kPhases>([&](auto part) { put(output + (v * kPhases + part) * kCount, turns[part]); });
             });
         });

@@ -12,6 +12,9 @@ struct GradientSum : Sum<A> {
     }
 };
 
+template <class A>
+constexpr bool has_result_phases<GradientSum<A>> = true;
+
 // It is an accumulator already.
 template <class A>
 AsItIs<A> lift_rows(const GradientSum<A>&, const std::vector<int64_t>&) {

@@ -472,6 +472,9 @@ inline void for_each_row_of_plane(const Geometry& geometry, Size size_of_axis,
     for_each_row_of_slices<kLayouts>(geometry, size_of_axis, {0, size_of_axis(geometry.axes[0]), 1}, strides, row);
 }
 
+// Whether a run of this size leaves few lanes of the vectors that it takes empty.
+inline bool are_mostly_taken(int64_t size, int64_t lanes) { return 4 * (ceil_div(size, lanes) * lanes) <= 5 * size; }
+
 constexpr int64_t kMostPhases = 2;        // that kernels take apart in vectors on the way
 constexpr int64_t kMostResultPhases = 8;  // that they put together there
 
@@ -520,10 +523,10 @@ struct AlongRow {
     bool elements_follow() const { return columns == phases * pitch(); }
     bool results_follow() const { return outputs == result_phases * pitch(); }
 
-    // Whether vectors of so many lanes go on over rows: where results do, or where rows in many phases would fill few
-    // vectors. Then gaps between rows are closed afterwards.
+    // Whether vectors of so many lanes go on over rows: where results do, or where rows in more than two phases would
+    // fill few vectors. Then gaps between rows are closed afterwards.
     bool is_one_run(int64_t lanes) const {
-        const bool fill_vectors = pitch() > 2 * lanes && 4 * (ceil_div(pitch(), lanes) * lanes) <= 5 * pitch();
+        const bool fill_vectors = pitch() > 2 * lanes && are_mostly_taken(pitch(), lanes);
         return results_follow() || (result_phases > 2 && !fill_vectors);
     }
 
