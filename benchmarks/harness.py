@@ -88,6 +88,11 @@ def last_level_cache() -> int:
     return max((int(path.read_text().rstrip("K\n")) << 10 for path in sizes), default=32 << 20)
 
 
+def memory() -> int:
+    """The machine's main memory in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def keep_freed_memory() -> None:
     """From now on glibc gives freed memory again, rather than back to the system, whose page faults would be timed."""
     if platform.libc_ver()[0] == "glibc":

@@ -27,8 +27,9 @@ OURS, COPY = "ours", "copy"
 CHANNELS_LAST = " channels_last"
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*FLOATS, *BYTES)}
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6, torch.float16: 2e-2, torch.bfloat16: 4e-2}
-# Of inputs that take turns: far more than the caches keep.
-ROTATED_BYTES = {"cpu": 4 * harness.last_level_cache(), "cuda": 512 << 20}
+# Of inputs that take turns: far more than the caches keep, as far as all contestants' inputs, results and graphs find
+# room beside each other.
+ROTATED_BYTES = {"cpu": min(4 * harness.last_level_cache(), harness.memory() // 64), "cuda": 512 << 20}
 MOST_ROTATED = 256  # of small ones, which caches may keep, as they do in a model
 MARGIN = 1.05  # slower by less is a draw
 RANDOM_WORKLOADS = 100
