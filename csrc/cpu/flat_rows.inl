@@ -35,11 +35,10 @@ public:
                               is_contiguous(call.geometry, call.x, input_size)),
           is_vector_by_row_(columns_ <= kCount && 2 * vectors_of_runs() > static_cast<int64_t>(rows_.rows.size())),
           // Of two columns side by side in one run, vectors are taken apart from a buffer in less time.
-          is_direct_(is_direct(along) && !(planes_are_one_run_ && along.taps.size() == 2)) {
+          is_direct_(is_direct(along) && !(planes_are_one_run_ && along.taps.size() == 2)),
+          shares_(call, rows_, 1, columns_, is_in_memory) {
         for (const AlongRow::Tap& tap : along.taps) tap_positions_.push_back(tap.position);
         if (!is_direct_) prepare_taps(along, most_rows);
-        prepare_shares(is_in_memory && has_dense_planes(call.geometry, call.x, input_size) &&
-                       !(kForeseesRuns && call.geometry.rank == 1));
     }
 
     FlatRows(const FlatRows&) = delete;  // refers to itself
@@ -118,7 +117,6 @@ protected:
     // Vectors of bytes are dear to shift.
     static constexpr bool kHasDirect = kMayBeDirect && !R::kInOrder && sizeof(Accumulator) > 1;
     static constexpr int64_t kMostDirectPhases = 4;
-    static constexpr int64_t kMostLead = (1 << 18) / sizeof(T);
     static constexpr int64_t kLeastBytesAskedFor = 3 * 64;  // for each row: shorter ones are asked for together
     using V = Vector<Accumulator, kCount>;
 
@@ -168,28 +166,9 @@ protected:
         }
     }
 
-    void prepare_shares(bool asks) {
-        const auto rows = static_cast<int64_t>(rows_.rows.size());
-        const Geometry& geometry = call_.geometry;
-        if (asks) extent_ = plane_size(geometry, input_size);
-        for (int64_t row = 0; row <= rows; ++row) shares_.push_back(extent_ * row / rows);
-        for (int64_t row = 0; asks && row < rows; ++row) {
-            lead_ = std::max(lead_, rows_.elements_end(row, 1, columns_) - shares_[row + 1]);
-        }
-        lead_ = std::min(lead_, kMostLead);
-    }
-
-    // Asks for what will be read next, as much as these rows' share of their plane is: each part of it once, whatever
-    // their windows have in common, and before the first of them reads it.
-    ONNXPOOL_ASKING void ask_for_next(const T* plane, const Row* row, const Row* end) const {
-        const int64_t *const first = shares_.data() + (row - rows_.rows.data()), *const last = first + (end - row);
-        ask_ahead(plane, *first, *last - *first);
-    }
-
-    // Of this plane, or of the one that will be read after it.
-    ONNXPOOL_ASKING void ask_ahead(const T* plane, int64_t begin, int64_t size) const {
-        const int64_t asked = begin + lead_ + kAhead<T>;
-        prefetch(asked < extent_ ? plane + asked : next_plane_ + (asked - extent_), size);
+    // These rows' share of their plane.
+    Range share_of(const Row* row, const Row* end) const {
+        return shares_.of(row - rows_.rows.data(), end - rows_.rows.data());
     }
 
     // visit(plane, its first row and the end of its rows, how many came before), for these rows, plane by plane.
@@ -201,7 +180,7 @@ protected:
         for (int64_t done = 0, rows; done < count; done += rows, ++plane, row = 0) {
             const int64_t image = plane / channels, channel = plane % channels;
             const T* const x = plane_at<const T>(call_.x, image, channel);
-            next_plane_ = channel + 1 < channels ? x + call_.x.strides[1] : plane_at<const T>(call_.x, image + 1, 0);
+            shares_.begin_plane(image, channel);
             rows = std::min(plane_rows - row, count - done);
             const Row* const row_begin = rows_.rows.data() + row;
             visit(x, row_begin, row_begin + rows, done);
@@ -229,7 +208,7 @@ protected:
         const bool is_in_turns = phases_ == 2;
         for_each_plane(first, count, [&](const T* x, const Row* row_begin, const Row* row_end, int64_t done) {
             const int64_t target = done * read_pitch_;
-            if (begin == 0 && asks_at_once_) ask_for_next(x, row_begin, row_end);
+            if (begin == 0 && asks_at_once_) shares_.ask_for_next(share_of(row_begin, row_end));
             if (is_vector_by_row_) {
                 is_in_turns ? combine_short_rows<2, 1>(x, row_begin, row_end, begin, end, target)
                             : combine_short_rows<1, 1>(x, row_begin, row_end, begin, end, target);
@@ -288,7 +267,7 @@ protected:
         const T* x = static_cast<const T*>(call_.x.data) + first * columns_;
         for (int64_t row = 0; row < count; row += together) {
             const int64_t size = std::min(together, count - row) * columns_;
-            if (shares_.back() > 0) prefetch_ahead(x, size);
+            if (shares_.any()) prefetch_ahead(x, size);
             phases_ == 2 ? combine_run<2>(x, tap, tap + 1, size, row * read_pitch_)
                          : combine_run<1>(x, tap, tap + 1, size, row * read_pitch_);
             x += size;
@@ -346,7 +325,7 @@ protected:
                 if (size > kAskedTogether<T> && asks) {
                     combine_parts<kPhases>(plane, row, row + rows, taps, taps_end, size, target);
                 } else {
-                    if (asks) ask_for_next(plane, row, row + rows);
+                    if (asks) shares_.ask_for_next(share_of(row, row + rows));
                     combine_run<kPhases>(plane, taps, taps_end, size, target);
                 }
             } else {
@@ -364,13 +343,13 @@ protected:
     __attribute__((noinline)) void combine_parts(const T* plane, const Row* row, const Row* end,
                                                  const int64_t* first_tap, const int64_t* taps_end, int64_t size,
                                                  int64_t target) const {
-        const int64_t *const first = shares_.data() + (row - rows_.rows.data()), *const last = first + (end - row);
-        int64_t asked = *first;
+        const Range share = share_of(row, end);
+        int64_t asked = 0;
         for (int64_t done = 0; done < size; done += kAskedTogether<T>) {
             const int64_t part = std::min(kAskedTogether<T>, size - done);
-            const int64_t share_end = *first + (*last - *first) * (done + part) / size;
-            ask_ahead(plane, asked, share_end - asked);
-            asked = share_end;
+            const int64_t next = share.count * (done + part) / size;
+            shares_.ask_for_next({share.begin + asked, next - asked, 1});
+            asked = next;
             combine_run<kPhases>(plane + done, first_tap, taps_end, part, target + done / kPhases);
         }
     }
@@ -501,12 +480,12 @@ protected:
                 }
                 return looks_ahead ? reduction.combine(sum, shifted<1>(here.phases[0], next.phases[0])) : sum;
             };
-            const int64_t* const share = shares_.data() + (row - rows_.rows.data());
-            const int64_t asked = ceil_div(share[1] - share[0], vectors);
+            const Range share = share_of(row, row + 1);
+            const int64_t asked = ceil_div(share.count, vectors);
             Columns<kStep> before = none, here = looks_ahead ? whole_columns(0) : none;
             int64_t vector = 0;
             const auto advance = [&](const auto& next_columns) {
-                ask_ahead(plane, share[0] + vector * asked, asked);
+                shares_.ask_for_next({share.begin + vector * asked, asked, 1});
                 const Columns<kStep> next = next_columns((vector + looks_ahead) * step);
                 if (!looks_ahead) here = next;
                 store(target + vector * kCount, windows(before, here, next));
@@ -639,10 +618,7 @@ protected:
     const bool planes_are_one_run_;  // of one row each
     const bool is_vector_by_row_;    // each row takes one
     const bool is_direct_;           // see combine_directly()
-    std::vector<int64_t> shares_;    // before each row: of a plane's elements, how many are asked for until then,
-    int64_t lead_ = 0;               // and how far rows read beyond that
-    int64_t extent_ = 0;             // of planes, which are dense then
-    const T* next_plane_ = nullptr;
+    PlaneShares<T> shares_;
     Accumulator* read_[kMostPhases] = {};            // where rows are read into
     Accumulator* phase_begin_ = nullptr;             // of the first one
     int64_t phase_size_ = 0;                         // from one to the next

@@ -18,6 +18,7 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "packed.inl"
 #include "planes.inl"
 #include "rows.inl"
+#include "plane_shares.inl"
 #include "flat_rows.inl"
 #include "flat_maxima.inl"
 #include "sums_in_order.inl"

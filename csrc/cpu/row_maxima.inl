@@ -49,6 +49,8 @@ public:
         }
     }
 
+    const RowTaps& taps() const { return rows_; }
+
     // Of this row of windows, whether it looks at no row of elements, and the number of the last one.
     bool is_empty(int64_t row) const { return rows_.rows[row].begin == rows_.rows[row].end; }
     int64_t last_row(int64_t row) const { return rows_.offsets[rows_.rows[row].end - 1]; }
@@ -69,43 +71,47 @@ private:
     using V = Vector<float, kCount>;
     using Positions = Vector<int32_t, kCount>;
 
-    // Comparisons wait for each other: several vectors take turns.
-    static constexpr int kMostVectors = ONNXPOOL_VECTOR_BYTES / 8;
+    // Comparisons wait for each other: several vectors take turns, about as many as registers hold twice.
+    static constexpr int kMostVectors = ONNXPOOL_VECTOR_BYTES == 32 ? 2 : 4;
 
-    // What some vectors have found so far.
+    // What some vectors have found.
     template <int kVectors>
     struct Found {
         V largest[kVectors];
         Positions positions[kVectors];
 
-        void take(int v, V value, int32_t position) {
-            take_larger(~LanesOf<V>{}, value, filled<Positions>(position), largest[v], positions[v]);
+        void take(int v, V value, Positions position) {
+            take_larger(~LanesOf<V>{}, value, position, largest[v], positions[v]);
         }
     };
 
     // visit(v, values, number of the tap), in the order of taps, for those of a row of elements. With a stride of 2,
-    // the lanes of two vectors are those of two taps.
+    // the lanes of two vectors are those of two taps. The windows of vectors follow each other but for those of the
+    // last one, which begin with window number `last`.
     template <int kStride, int kKernel, int kVectors, class Visit>
-    __attribute__((always_inline)) void for_each_tap(const float* x, const Visit& visit) const {
+    __attribute__((always_inline)) void for_each_tap(const float* x, int64_t last, const Visit& visit) const {
         const int64_t kernel = kKernel > 0 ? kKernel : axis_.kernel, dilation = axis_.dilation;
+        const auto element = [=](int v, int64_t i) {
+            return x + ((v + 1 < kVectors ? v * kCount : last) * kStride + i);
+        };
         int64_t tap = 0;
         if constexpr (kStride == 2) {
-            const auto pair = [&](int64_t first, int v) { return load<kCount>(x + first + v * kCount); };
             for (; tap + 1 < kernel; tap += 2) {
                 for (int v = 0; v < kVectors; ++v) {
-                    const V front = pair(tap, 2 * v), back = pair(tap, 2 * v + 1);
+                    const V front = load<kCount>(element(v, tap)), back = load<kCount>(element(v, tap + kCount));
                     visit(v, every_second<0>(front, back), tap);
                     visit(v, every_second<1>(front, back), tap + 1);
                 }
             }
             if (tap < kernel) {  // nothing behind it is read
                 for (int v = 0; v < kVectors; ++v) {
-                    visit(v, every_second<1>(pair(tap - 1, 2 * v), pair(tap - 1, 2 * v + 1)), tap);
+                    const float* const x_before = element(v, tap - 1);
+                    visit(v, every_second<1>(load<kCount>(x_before), load<kCount>(x_before + kCount)), tap);
                 }
             }
         } else {
             for (; tap < kernel; ++tap) {
-                for (int v = 0; v < kVectors; ++v) visit(v, load<kCount>(x + tap * dilation + v * kCount), tap);
+                for (int v = 0; v < kVectors; ++v) visit(v, load<kCount>(element(v, tap * dilation)), tap);
             }
         }
     }
@@ -116,39 +122,39 @@ private:
         const int64_t* const numbers = rows_.offsets.data();
         const int32_t *const positions_of_rows = positions_of_rows_.data(), *const begins = begins_.data();
         const int32_t *const first_taps = first_taps_.data(), step = static_cast<int32_t>(step_ * axis_.dilation);
-        const int64_t row_begin = taps.begin, row_end = taps.end;
+        const int64_t row_begin = taps.begin, row_end = taps.end, end = windows.begin + windows.count;
         const auto find = [&](auto count, int64_t window) {
-            Found<count> found;
-            const auto element = [&](int64_t row) {
-                return x.data + (x.first + numbers[row] * x.step + window * kStride);
-            };
-            const int32_t first_position = positions_of_rows[row_begin];
-            for_each_tap<kStride, kKernel, count>(element(row_begin), [&](int v, V value, int64_t tap) {
-                if (tap > 0) return found.take(v, value, first_position + static_cast<int32_t>(tap) * step);
-                // If it is padding, no datum needs to be larger than that.
-                found.largest[v] = value;
-                found.positions[v] = load<kCount>(first_taps + window + v * kCount) + first_position;
-            });
-            for (int64_t row = row_begin + 1; row < row_end; ++row) {
+            const int64_t last = std::min<int64_t>((count - 1) * kCount, end - kCount - window);
+            const auto window_at = [&](int v) { return window + (v + 1 < count ? v * kCount : last); };
+            const auto find_in_row = [&](int64_t row, Found<count>& found) {
+                const float* const elements = x.data + (x.first + numbers[row] * x.step + window * kStride);
                 const int32_t position = positions_of_rows[row];
-                for_each_tap<kStride, kKernel, count>(element(row), [&](int v, V value, int64_t tap) {
-                    found.take(v, value, position + static_cast<int32_t>(tap) * step);
+                for_each_tap<kStride, kKernel, count>(elements, last, [&](int v, V value, int64_t tap) {
+                    if (tap > 0) {
+                        const int32_t position_of_tap = position + static_cast<int32_t>(tap) * step;
+                        return found.take(v, value, filled<Positions>(position_of_tap));
+                    }
+                    // If it is padding, no datum needs to be larger than that.
+                    found.largest[v] = value;
+                    found.positions[v] = load<kCount>(first_taps + window_at(v)) + position;
                 });
+            };
+            Found<count> found;
+            find_in_row(row_begin, found);
+            for (int64_t row = row_begin + 1; row < row_end; ++row) {
+                Found<count> next;
+                find_in_row(row, next);
+                for (int v = 0; v < count; ++v) found.take(v, next.largest[v], next.positions[v]);
             }
-            for (int v = 0; v < count; ++v, window += kCount) {
-                store(maxima + window, found.largest[v]);
-                store(positions + window, found.positions[v] + load<kCount>(begins + window));
+            for (int v = 0; v < count; ++v) {
+                store(maxima + window_at(v), found.largest[v]);
+                store(positions + window_at(v), found.positions[v] + load<kCount>(begins + window_at(v)));
             }
         };
-        const int64_t end = windows.begin + windows.count;
-        int64_t window = windows.begin;
-        const auto find_vectors = [&](auto count) {
-            for (; window + count * kCount <= end; window += count * kCount) find(count, window);
-        };
-        find_vectors(std::integral_constant<int, kMostVectors>());
-        find_vectors(std::integral_constant<int, kMostVectors / 2>());
-        find_vectors(std::integral_constant<int, 1>());
-        if (window < end) find(std::integral_constant<int, 1>(), end - kCount);
+        for (int64_t window = windows.begin; window < end; window += kMostVectors * kCount) {
+            with_number<1, kMostVectors>(std::min<int64_t>(ceil_div(end - window, kCount), kMostVectors),
+                                         [&](auto count) { find(count, window); });
+        }
     }
 
     const Axis& axis_;
@@ -226,6 +232,7 @@ void forward_row_maxima(const Call& call, int64_t begin, int64_t end) {
     const bool any_copied = sources.any_copied();  // of two axes at most
     const int64_t by_one[kMaxSpatialRank] = {1}, x_step = any_copied ? call.x.strides[geometry.rank] : 1;
     const RowMaxima rows(call, tables, any_copied ? by_one : call.x.strides + 2);
+    PlaneShares<T> shares(call, rows.taps(), x_step, last.input, true);
     Buffer<float> maxima(most_rows * outputs);
     Buffer<int32_t> positions(maxima.size());
 
@@ -236,6 +243,7 @@ void forward_row_maxima(const Call& call, int64_t begin, int64_t end) {
             copies.start(plane, is_row ? 0 : Segment::of_windows(geometry.axes[0], first, first + count).element);
         }
         for (int64_t row = first, place = 0; row < first + count; ++row, place += outputs) {
+            shares.ask_for_next(shares.of(row, row + 1));
             if (rows.is_empty(row)) continue;
             const auto find_in = [&](const Elements& x, const Range& windows) {
                 if (windows.count > 0) rows.find(row, x, windows, maxima.data() + place, positions.data() + place);
@@ -267,6 +275,7 @@ void forward_row_maxima(const Call& call, int64_t begin, int64_t end) {
             const int64_t plane = quotient(group.first + done, in_plane), row = group.first + done - plane * in_plane;
             const int64_t image = quotient(plane, channels), channel = plane - image * channels;
             count = std::min(group.rows - done, in_plane - row);
+            shares.begin_plane(image, channel);
             find(plane_at<const T>(call.x, image, channel), row, count);
             write(count * outputs, y + done * outputs, first_index(call, image, channel), indices + done * outputs);
         }
