@@ -121,6 +121,8 @@ WINDOWS = [
     ((1, 20, 6, 33), {"kernel_shape": [2, 9], "dilations": [1, 4], "pads": [0, 3, 0, 0]}),
     ((1, 2, 700), {"kernel_shape": [13], "dilations": [3], "pads": [40, 40]}),
     ((1, 1, 90, 200), {"kernel_shape": [7, 7], "strides": [1, 1], "dilations": [3, 1]}),
+    ((1, 2, 6, 7, 180), {"kernel_shape": [2, 2, 2], "strides": [2, 2, 2]}),
+    ((1, 3, 9, 225), {"kernel_shape": [3, 3], "strides": [2, 2]}),
     ((2, 16, 20, 24), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
     ((2, 5, 19, 24), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [0, 0, 1, 1]}),
     ((2, 16, 9, 24), {"kernel_shape": [2, 2], "strides": [2, 2]}),
