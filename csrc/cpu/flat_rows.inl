@@ -179,8 +179,7 @@ protected:
         int64_t plane = first / plane_rows, row = first % plane_rows;
         for (int64_t done = 0, rows; done < count; done += rows, ++plane, row = 0) {
             const int64_t image = plane / channels, channel = plane % channels;
-            const T* const x = plane_at<const T>(call_.x, image, channel);
-            shares_.begin_plane(image, channel);
+            const T* const x = shares_.begin_plane(image, channel);
             rows = std::min(plane_rows - row, count - done);
             const Row* const row_begin = rows_.rows.data() + row;
             visit(x, row_begin, row_begin + rows, done);

@@ -9,14 +9,14 @@ public:
     // memory, or lies in a way that needs no asking, nothing is asked for.
     PlaneShares(const Call& call, const RowTaps& taps, int64_t offset_step, int64_t columns, bool is_in_memory)
         : call_(call) {
-        const auto rows = static_cast<int64_t>(taps.rows.size());
         const Geometry& geometry = call.geometry;
-        const bool asks =
-            is_in_memory && has_dense_planes(geometry, call.x, input_size) && !(kForeseesRuns && geometry.rank == 1);
-        if (asks) extent_ = plane_size(geometry, input_size);
-        for (int64_t row = 0; row <= rows; ++row) before_.push_back(extent_ * row / rows);
-        for (int64_t row = 0; asks && row < rows; ++row) {
-            lead_ = std::max(lead_, taps.elements_end(row, 1, 0) * offset_step + columns - before_[row + 1]);
+        if (!is_in_memory || !has_dense_planes(geometry, call.x, input_size)) return;
+        if (kForeseesRuns && geometry.rank == 1) return;
+        const auto rows = static_cast<int64_t>(taps.rows.size());
+        extent_ = plane_size(geometry, input_size);
+        share_ = ceil_div(extent_, rows);
+        for (int64_t row = 0; row < rows; ++row) {
+            lead_ = std::max(lead_, taps.elements_end(row, 1, 0) * offset_step + columns - (row + 1) * share_);
         }
         lead_ = std::min(lead_, kMostLead);
     }
@@ -24,13 +24,14 @@ public:
     bool any() const { return extent_ > 0; }
 
     // Of the rows from `row` to `end`.
-    Range of(int64_t row, int64_t end) const { return {before_[row], before_[end] - before_[row], 1}; }
+    Range of(int64_t row, int64_t end) const { return {row * share_, (end - row) * share_, 1}; }
 
-    // To be called before anything is asked for of a plane.
-    void begin_plane(int64_t image, int64_t channel) {
+    // This plane, of which shares will be asked for from now on.
+    const T* begin_plane(int64_t image, int64_t channel) {
         plane_ = plane_at<const T>(call_.x, image, channel);
         next_plane_ = channel + 1 < call_.geometry.channels ? plane_ + call_.x.strides[1]
                                                             : plane_at<const T>(call_.x, image + 1, 0);
+        return plane_;
     }
 
     // Asks for as much as this part of the shares is: as far ahead as rows read beyond theirs, or of the next plane.
@@ -43,8 +44,8 @@ private:
     static constexpr int64_t kMostLead = (1 << 18) / sizeof(T);
 
     const Call& call_;
-    std::vector<int64_t> before_;  // how many elements the shares of the rows before each one are
-    int64_t lead_ = 0;             // how far rows read beyond their shares
-    int64_t extent_ = 0;           // of planes that are asked for
+    int64_t extent_ = 0;  // of planes that are asked for
+    int64_t share_ = 0;   // of each row
+    int64_t lead_ = 0;    // how far rows read beyond their shares
     const T *plane_ = nullptr, *next_plane_ = nullptr;
 };

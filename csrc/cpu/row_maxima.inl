@@ -275,8 +275,7 @@ void forward_row_maxima(const Call& call, int64_t begin, int64_t end) {
             const int64_t plane = quotient(group.first + done, in_plane), row = group.first + done - plane * in_plane;
             const int64_t image = quotient(plane, channels), channel = plane - image * channels;
             count = std::min(group.rows - done, in_plane - row);
-            shares.begin_plane(image, channel);
-            find(plane_at<const T>(call.x, image, channel), row, count);
+            find(shares.begin_plane(image, channel), row, count);
             write(count * outputs, y + done * outputs, first_index(call, image, channel), indices + done * outputs);
         }
         if (has_empty) fill_empty_windows(reduction, tables, position, group.rows, y, indices);
