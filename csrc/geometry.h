@@ -42,12 +42,12 @@ struct Geometry {
     Axis axes[kMaxSpatialRank];
 };
 
-// Whether one window has all data along the axis, and no padding,
+// Whether one window has all data along the axis, and no padding.
 inline bool is_spanned(const Axis& axis) {
     return axis.kernel == axis.input && axis.output == 1 && axis.dilation == 1 && axis.pad_begin == 0;
 }
 
-// or in the plane.
+// Whether one window has all data of the plane, and no padding.
 inline bool spans_plane(const Geometry& geometry) {
     return std::all_of(geometry.axes, geometry.axes + geometry.rank, is_spanned);
 }

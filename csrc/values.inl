@@ -49,7 +49,7 @@ using with_numbers_t = typename Shape<V>::template With<To>;
 
 #if !defined(__CUDACC__)
 
-// The instruction that converts so many numbers, where compilers do not find it and take vectors apart. What integers
+// The instruction that converts so many numbers, where compilers do not find it and convert one by one. What integers
 // are converted to stands here with a sign: the bits are the same.
 template <class From, class To, int kCount>
 struct OneInstruction : std::false_type {};
@@ -91,7 +91,7 @@ inline with_numbers_t<To, V> convert_vector(V value) {
     constexpr bool between_integers = std::is_integral_v<From> && std::is_integral_v<To>;
     using Instruction =
         OneInstruction<From, std::conditional_t<between_integers, integer_t<sizeof(To), true>, To>, Shape<V>::kCount>;
-    // Compilers take vectors apart, too, whose numbers grow or shrink more than twofold.
+    // Compilers also convert one by one what grows or shrinks more than twofold.
     constexpr bool is_signed = std::is_signed_v<From>;
     if constexpr (Instruction::value) {
         typename Instruction::Register numbers{};
@@ -295,7 +295,7 @@ inline V mantissa_of(V x) {
     return reinterpret<V>((bits_of(x) & mantissa) | one);
 }
 
-// And n: -infinity of 0; of infinity and NaN, themselves.
+// The n of that x = 2^n m: -infinity for 0; infinity and NaN for themselves.
 template <class V>
 inline V exponent_of(V x) {
 #if defined(ONNXPOOL_AVX512)

@@ -73,10 +73,10 @@ inline void transpose_rows(V* rows, const First& interleave_first, const Last& i
     }
 }
 
-// Of vectors with the numbers of a run each: those in which the runs take turns. What take_apart() takes apart. As many
-// runs as vectors have numbers are the rows of a block, which become columns.
+// Of vectors with the numbers of one run each: those in which the runs are interleaved, the inverse of deinterleave().
+// As many runs as vectors have numbers are the rows of a block, which is transposed.
 template <int kRuns, class V>
-inline void take_turns(V (&vectors)[kRuns]) {
+inline void interleave_runs(V (&vectors)[kRuns]) {
     if constexpr ((kRuns & (kRuns - 1)) == 0) {
         constexpr int half = lanes_of<V> / 2;
         transpose_rows<kRuns>(
@@ -88,8 +88,8 @@ inline void take_turns(V (&vectors)[kRuns]) {
             vectors[part] = runs[0];
             for_each_of<kRuns - 1>([&](auto before) {
                 constexpr int run = before + 1;
-                vectors[part] = with_turns_of<kRuns, part, run>(vectors[part], runs[run],
-                                                                std::make_integer_sequence<int, lanes_of<V>>());
+                vectors[part] = with_interleaved<kRuns, part, run>(vectors[part], runs[run],
+                                                                   std::make_integer_sequence<int, lanes_of<V>>());
             });
         });
     }
@@ -101,8 +101,8 @@ inline void transpose_block(const T* source, int64_t source_step, T* target, int
     using V = BitsVector<T, kCount>;
     V rows[kCount];
     if constexpr (sizeof(V) == 32) {
-        // What leaves halves of vectors is dear: each is read as a quarter of the block of its own. Both quarters of a
-        // register are transposed at once.
+        // Shuffles across halves of vectors are expensive: each half is loaded as a quarter of the block. Both quarters
+        // in a register are transposed at once.
         constexpr int half = kCount / 2;
 #pragma GCC unroll 16
         for (int i = 0; i < kCount; ++i) {
@@ -116,7 +116,7 @@ inline void transpose_block(const T* source, int64_t source_step, T* target, int
     } else {
 #pragma GCC unroll 16
         for (int i = 0; i < kCount; ++i) rows[i] = load_bits<kCount>(source + i * source_step);
-        take_turns(rows);
+        interleave_runs(rows);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < kCount; ++i) std::memcpy(target + i * target_step, &rows[i], sizeof(rows[i]));
@@ -124,8 +124,8 @@ inline void transpose_block(const T* source, int64_t source_step, T* target, int
 
 // runs[r * run_step + i] = source[i * kRuns + r], where these do not overlap.
 template <int kRuns, class T>
-__attribute__((noinline)) void take_turns_apart(const T* __restrict source, int64_t size, T* __restrict runs,
-                                                int64_t run_step) {
+__attribute__((noinline)) void deinterleave_runs(const T* __restrict source, int64_t size, T* __restrict runs,
+                                                 int64_t run_step) {
     constexpr bool are_blocks = kRuns == 8 && kRuns * sizeof(T) <= ONNXPOOL_VECTOR_BYTES;
     in_vectors<are_blocks ? kRuns : kShuffled<T>>(size, [&](int64_t i, auto n) {
         if constexpr (are_blocks && n == kRuns) {
@@ -144,14 +144,14 @@ __attribute__((noinline)) void take_turns_apart(const T* __restrict source, int6
 
 // target[i * kRuns + r] = runs[r * run_step + i].
 template <int kRuns, class T>
-__attribute__((noinline)) void take_turns(const T* runs, int64_t run_step, int64_t size, T* target) {
+__attribute__((noinline)) void interleave_runs(const T* runs, int64_t run_step, int64_t size, T* target) {
     in_vectors<kShuffled<T>>(size, [&](int64_t i, auto n) {
         if constexpr (n == 1) {
             for (int run = 0; run < kRuns; ++run) target[i * kRuns + run] = runs[run * run_step + i];
         } else {
             decltype(load<n>(runs)) vectors[kRuns];
             for (int run = 0; run < kRuns; ++run) vectors[run] = load<n>(runs + run * run_step + i);
-            take_turns(vectors);
+            interleave_runs(vectors);
             for (int part = 0; part < kRuns; ++part) store(target + i * kRuns + part * n, vectors[part]);
         }
     });
@@ -178,7 +178,7 @@ struct AsItIs {
     }
 };
 
-// Where accumulators go: into a buffer,
+// Puts accumulators into a buffer.
 template <class A>
 struct Keep {
     A* target;
@@ -188,7 +188,7 @@ struct Keep {
     }
 };
 
-// or one part of it for each window or position, from the first one on;
+// Puts the accumulators of each window or position, from the first one on, into a part of a buffer.
 template <class A>
 struct KeepParts {
     A* target;
@@ -201,7 +201,7 @@ struct KeepParts {
     }
 };
 
-// or, finished, into the output, of windows that share a divisor,
+// Puts results into the output, of windows that share a divisor.
 template <class R>
 struct Finish {
     const R reduction;
@@ -215,7 +215,7 @@ struct Finish {
     }
 };
 
-// or have one each.
+// Puts results into the output, of windows with a divisor each.
 template <class R>
 struct FinishEach {
     const R reduction;
@@ -242,31 +242,32 @@ template <class R>
 using CombinerOf = std::decay_t<decltype(combiner_of(std::declval<const R&>()))>;
 
 // put(i, taps[0][i] + taps[1][i] + ... + taps[count - 1][i]) for 0 <= i < size and the combiner's "+", from left to
-// right. There is at least one tap. Memory is asked for what those of `ahead`, kAhead of them, will be read for next.
-template <int kAhead = 0, int kBytesAhead = 0, class Combiner, class Take, class Put>
+// right. There is at least one tap. Along the way, what comes kBytesAhead behind the kPrefetched rows of `prefetched`
+// is prefetched.
+template <int kPrefetched = 0, int kBytesAhead = 0, class Combiner, class Take, class Put>
 inline void combine_taps(const Combiner& combiner, const typename Take::Source* const* taps, int64_t count,
                          int64_t size, const Take take, const Put put,
-                         const typename Take::Source* const* ahead = nullptr) {
+                         const typename Take::Source* const* prefetched = nullptr) {
     constexpr int lanes = kLanes<typename Combiner::Accumulator>;
     const auto *tap0 = taps[0], *tap1 = taps[count > 1 ? 1 : 0], *tap2 = taps[count > 2 ? 2 : 0];
-    const typename Take::Source* kept_ahead[kAhead + 1];
-    std::copy_n(ahead, kAhead, kept_ahead);
-    const auto ask_for_next = [&](int64_t i) {
-        for (int k = 0; k < kAhead; ++k) look_ahead<kBytesAhead>(kept_ahead[k] + i);
+    const typename Take::Source* kept[kPrefetched + 1];
+    std::copy_n(prefetched, kPrefetched, kept);
+    const auto prefetch_next = [&](int64_t i) {
+        for (int k = 0; k < kPrefetched; ++k) prefetch_line_ahead<kBytesAhead>(kept[k] + i);
     };
     if (count == 1) {
         in_vectors<lanes>(size, [&](int64_t i, auto n) {
-            ask_for_next(i);
+            prefetch_next(i);
             put(i, take(load<n>(tap0 + i), 0));
         });
     } else if (count == 2) {
         in_vectors<lanes>(size, [&](int64_t i, auto n) {
-            ask_for_next(i);
+            prefetch_next(i);
             put(i, combiner.combine(take(load<n>(tap0 + i), 0), take(load<n>(tap1 + i), 1)));
         });
     } else {
         in_vectors<lanes>(size, [&](int64_t i, auto n) {
-            ask_for_next(i);
+            prefetch_next(i);
             auto sum = combiner.combine(take(load<n>(tap0 + i), 0), take(load<n>(tap1 + i), 1));
             sum = combiner.combine(sum, take(load<n>(tap2 + i), 2));
             for (int64_t tap = 3; tap < count; ++tap) sum = combiner.combine(sum, take(load<n>(taps[tap] + i), tap));
@@ -286,7 +287,7 @@ struct Windows {
     int64_t step;  // from one to the next
 };
 
-// Of each column its rows, and then the columns, for a number of rows and columns that is known (or 0), in vectors of
+// Combines the rows of each column, and then the columns: kRows and kColumns of them, if these are not 0, in vectors of
 // kCount lanes. In one function: calls of the loops' bodies would cost more than these do.
 template <int kRows, int kColumns, int kCount, class Combiner, class Take, class PutOf>
 __attribute__((flatten)) inline void combine_windows_of(const Combiner& combiner,
@@ -305,12 +306,13 @@ __attribute__((flatten)) inline void combine_windows_of(const Combiner& combiner
     for (int64_t window = 0; window < count; ++window) {
         const auto put = put_of(window);
         in_whole_vectors<kCount>(lanes, [&](int64_t i, auto n) {
-            // Of what is read in place, new rows, and of their columns those that the window before did not have, come
-            // from memory: one row is asked for the next window at least, which may be far away.
+            // What the window before did not have comes from memory, if it is read in place: the last rows and, in
+            // them, the last columns. It is prefetched; of windows with one row for the next window at least, which may
+            // be far away.
             const auto column_at = [&](int64_t place, bool is_new) {
                 const auto element = [&](int64_t row) {
                     const auto* source = (kRows > 0 ? kept[kRows > 0 ? row : 0] : windows.rows[row]) + place;
-                    if (is_in_memory && is_new && row >= row_count - new_rows) look_ahead<0>(source + ahead);
+                    if (is_in_memory && is_new && row >= row_count - new_rows) prefetch_line_ahead<0>(source + ahead);
                     return take(load<n>(source), row);
                 };
                 auto sum = element(0);

@@ -1,6 +1,6 @@
 // Part of kernels.inl: see there.
-// A few channels that are innermost fill vectors badly. Parts of the tensors that stay in the caches are taken apart
-// into planes, these are done as those of contiguous tensors are, and the results are put together again.
+// A few channels that are innermost fill vectors badly. Parts of the tensors that stay in the caches are deinterleaved
+// into planes, these are done as those of contiguous tensors are, and the results are interleaved again.
 
 // Channels are few up to so many.
 constexpr int kFewChannels = 7;
@@ -32,14 +32,14 @@ public:
     void split() {
         for_each_image([&](Moved<T>* image, Moved<T>* planes, int64_t positions) {
             with_number<2, kFewChannels>(
-                channels_, [&](auto channels) { take_turns_apart<channels>(image, positions, planes, positions); });
+                channels_, [&](auto channels) { deinterleave_runs<channels>(image, positions, planes, positions); });
         });
     }
 
     void join() {
         for_each_image([&](Moved<T>* image, Moved<T>* planes, int64_t positions) {
             with_number<2, kFewChannels>(
-                channels_, [&](auto channels) { take_turns<channels>(planes, positions, positions, image); });
+                channels_, [&](auto channels) { interleave_runs<channels>(planes, positions, positions, image); });
         });
     }
 
@@ -100,7 +100,7 @@ private:
     Segments segments_;
 };
 
-// Of a channels-last call, those parts one after the other.
+// Does those parts of a channels-last call one after the other.
 template <class T, bool kGradient>
 void run_parts_of_images(const Call& call, bool reads_data, Plan plan, int64_t begin, int64_t end) {
     const ImageParts parts(call, kGradient);

@@ -37,7 +37,7 @@ public:
                           call.index_strides[1 + call.geometry.rank]);
     }
 
-    // To be called before compute(), with the first row of windows that it will be asked for.
+    // To be called before compute(), with the first row of windows that it will be given.
     void start(int64_t first) {
         const auto rows = static_cast<int64_t>(windows_.rows.size());
         found_until_ = first / rows * in_plane_ + needed_from_[first % rows];
@@ -108,7 +108,7 @@ private:
         return rank > 1 ? this->call_.index_strides[rank] : 0;
     }
 
-    // Along the rows of elements before this one.
+    // Finds maxima along the rows of elements before this one.
     void find_until(int64_t end) {
         while (found_until_ < end) {
             const int64_t place = found_until_ & (kept_ - 1);
@@ -119,7 +119,7 @@ private:
         }
     }
 
-    // Of `count` rows that have been read: maxima, and how far into their rows they are.
+    // Finds the maxima along `count` rows that have been read, and how far into their rows they are.
     __attribute__((noinline)) void find_along(int64_t count, Accumulator* maxima, Position* positions) const {
         const auto taps = static_cast<int64_t>(this->sources_.size());
         const Accumulator* const* const sources = this->sources_.data();
@@ -152,8 +152,9 @@ private:
         });
     }
 
-    // Of a row of windows, which takes these rows of the plane whose rows begin with `first_row`, and of those that
-    // follow in one run with it, `limit` rows at most. How many rows that are.
+    // Compares what was found along the rows that a row of windows takes, of the plane whose rows begin with
+    // `first_row`; and for the rows of windows that follow in one run with it, `limit` of them at most. Returns how
+    // many.
     int64_t compare_rows(int64_t first_row, const RowTaps::Row& taps, int64_t limit, int64_t index, T* y,
                          int64_t* indices) {
         if (taps.begin == taps.end) return 1;
@@ -175,8 +176,8 @@ private:
         return rows;
     }
 
-    // What `count` rows found, which begin at places_ and these positions; in a run of rows, the later ones as much
-    // later as they are.
+    // Compares what was found along `count` rows, which begin at places_ and at these positions. kIsRun: for several
+    // rows of windows, each of which takes rows that lie one further on than those of the one before.
     template <bool kIsRun>
     void compare_at_places(int64_t count, const Position* row_positions, int64_t size, int64_t index, T* y,
                            int64_t* indices) const {
@@ -202,7 +203,7 @@ private:
             };
             load_row(0, largest, at);
             if (count % 2 == 0) take_row(1, largest, at);
-            // Two rows at a time: comparisons wait for each other.
+            // Two rows at a time: comparisons depend on each other.
             for (int64_t row = 2 - count % 2; row < count; row += 2) {
                 V next[n];
                 Positions next_at[n];
@@ -211,10 +212,10 @@ private:
                 for (int v = 0; v < n; ++v) take_larger(~Lanes{}, next[v], next_at[v], largest[v], at[v]);
             }
             for (int v = 0; v < n; ++v, i += kCount) {
-                store(y + i, this->reduction_.finish(largest[v]), Stores::kAhead);
+                store(y + i, this->reduction_.finish(largest[v]), Stores::kPrefetching);
                 if constexpr (kIsRun) at[v] += load<kCount>(positions_in_run + i);
                 for_each_part<kLanes<int64_t>>(at[v], [&](int k, auto part) {
-                    store(indices + i + k, convert<int64_t>(part) + index, Stores::kAhead);
+                    store(indices + i + k, convert<int64_t>(part) + index, Stores::kPrefetching);
                 });
             }
         });

@@ -13,7 +13,7 @@ public:
     using T = typename R::Element;
     using Accumulator = typename R::Accumulator;
 
-    // Elements of x along the last axis follow each other. Where x lies in memory, it is asked for what comes next.
+    // Elements of x along the last axis follow each other. If x lies in memory, what comes next is prefetched.
     FlatRows(const R& reduction, const Call& call, const std::vector<AxisTable>& tables, const AlongRow& along,
              int64_t most_rows, bool is_in_memory)
         : reduction_(reduction),
@@ -28,13 +28,13 @@ public:
           results_follow_(along.results_follow()),
           is_one_run_(along.is_one_run(kCount)),
           vector_step_(along.vector_step(kCount)),
-          asks_at_once_(along.columns * static_cast<int64_t>(sizeof(T)) < kLeastBytesAskedFor),
+          prefetches_at_once_(along.columns * static_cast<int64_t>(sizeof(T)) < kLeastBytesPrefetched),
           rows_(call.geometry, output_size, tables, call.x.strides + 2, elements_follow_ ? columns_ : 0),
           planes_are_one_run_(elements_follow_ && rows_.rows.size() == 1 && rows_.most_taps == 1 &&
                               rows_of_plane(call.geometry, input_size) == 1 &&
                               is_contiguous(call.geometry, call.x, input_size)),
           is_vector_by_row_(columns_ <= kCount && 2 * vectors_of_runs() > static_cast<int64_t>(rows_.rows.size())),
-          // Of two columns side by side in one run, vectors are taken apart from a buffer in less time.
+          // Of two columns side by side in one run, vectors are deinterleaved from a buffer in less time.
           is_direct_(is_direct(along) && !(planes_are_one_run_ && along.taps.size() == 2)),
           shares_(call, rows_, 1, columns_, is_in_memory) {
         for (const AlongRow::Tap& tap : along.taps) tap_positions_.push_back(tap.position);
@@ -114,16 +114,16 @@ public:
 protected:
     static constexpr int kCount = kLanes<Accumulator>;
     static constexpr int kMostVectors = ONNXPOOL_VECTOR_BYTES < 64 ? 4 : 2;  // enough to pay for finding their lanes
-    // Vectors of bytes are dear to shift.
+    // Vectors of bytes are expensive to shift.
     static constexpr bool kHasDirect = kMayBeDirect && !R::kInOrder && sizeof(Accumulator) > 1;
     static constexpr int64_t kMostDirectPhases = 4;
-    static constexpr int64_t kLeastBytesAskedFor = 3 * 64;  // for each row: shorter ones are asked for together
+    static constexpr int64_t kLeastBytesPrefetched = 3 * 64;  // for each row: shorter ones are prefetched together
     using V = Vector<Accumulator, kCount>;
 
     using Lanes = LanesOf<V>;
     using Row = RowTaps::Row;
 
-    // That a plane's runs of rows take.
+    // The vectors that a plane's runs of rows take.
     int64_t vectors_of_runs() const {
         int64_t vectors = 0;
         for (size_t row = 0; row < rows_.rows.size(); row += rows_.rows[row].together) {
@@ -146,7 +146,7 @@ protected:
         for (const AlongRow::Tap& tap : along.taps) sources_.push_back(phase_at(tap.phase) + tap.shift);
         if (phases_ <= kMostPhases) {
             for (int64_t phase = 0; phase < phases_; ++phase) read_[phase] = phase_at(phase);
-        } else if (!is_taken_apart_in_place()) {
+        } else if (!is_deinterleaved_in_place()) {
             whole_rows_.resize(most_rows * read_pitch_ + 2 * kCount);
             read_[0] = whole_rows_.data();
         }
@@ -186,69 +186,69 @@ protected:
         }
     }
 
-    // Whether rows are taken apart without being read into a buffer before.
-    bool is_taken_apart_in_place() const { return lifts_nothing<R> && phases_ > kMostPhases && rows_.most_taps == 1; }
+    // Whether rows are deinterleaved from where they are, without being read into a buffer before.
+    bool is_deinterleaved_in_place() const { return lifts_nothing<R> && phases_ > kMostPhases && rows_.most_taps == 1; }
 
-    // Into the phases, for each row of windows: the rows of these taps of it, combined.
+    // Reads rows into the phases: for each row of windows, its taps from `begin` to `end`, combined.
     void read(int64_t first, int64_t count, int64_t begin, int64_t end) {
         if constexpr (lifts_nothing<R>) {
-            if (is_taken_apart_in_place()) return take_apart_in_place(first, count);
+            if (is_deinterleaved_in_place()) return deinterleave_in_place(first, count);
         }
         if (planes_are_one_run_) {
             read_run(first, count);
         } else {
             read_rows(first, count, begin, end);
         }
-        if (phases_ > kMostPhases) take_rows_apart(count);
+        if (phases_ > kMostPhases) deinterleave_rows(count);
     }
 
-    // Into two phases at once, or one by one as they are.
+    // Reads rows into two phases at once, or as they are.
     void read_rows(int64_t first, int64_t count, int64_t begin, int64_t end) {
-        const bool is_in_turns = phases_ == 2;
+        const bool is_interleaved = phases_ == 2;
         for_each_plane(first, count, [&](const T* x, const Row* row_begin, const Row* row_end, int64_t done) {
             const int64_t target = done * read_pitch_;
-            if (begin == 0 && asks_at_once_) shares_.ask_for_next(share_of(row_begin, row_end));
+            if (begin == 0 && prefetches_at_once_) shares_.prefetch_next(share_of(row_begin, row_end));
             if (is_vector_by_row_) {
-                is_in_turns ? combine_short_rows<2, 1>(x, row_begin, row_end, begin, end, target)
-                            : combine_short_rows<1, 1>(x, row_begin, row_end, begin, end, target);
+                is_interleaved ? combine_short_rows<2, 1>(x, row_begin, row_end, begin, end, target)
+                               : combine_short_rows<1, 1>(x, row_begin, row_end, begin, end, target);
             } else if (columns_ <= 2 * kCount && !rows_.any_run) {
-                is_in_turns ? combine_short_rows<2, 2>(x, row_begin, row_end, begin, end, target)
-                            : combine_short_rows<1, 2>(x, row_begin, row_end, begin, end, target);
+                is_interleaved ? combine_short_rows<2, 2>(x, row_begin, row_end, begin, end, target)
+                               : combine_short_rows<1, 2>(x, row_begin, row_end, begin, end, target);
             } else {
-                is_in_turns ? combine_rows<2>(x, row_begin, row_end, begin, end, target)
-                            : combine_rows<1>(x, row_begin, row_end, begin, end, target);
+                is_interleaved ? combine_rows<2>(x, row_begin, row_end, begin, end, target)
+                               : combine_rows<1>(x, row_begin, row_end, begin, end, target);
             }
         });
     }
 
-    // Into more phases than that: the elements of a row,
-    void take_row_apart(const Accumulator* elements, Accumulator* target) const {
+    // Deinterleaves the elements of a row into more phases than two.
+    void deinterleave_row(const Accumulator* elements, Accumulator* target) const {
         const int64_t places = columns_ / phases_;
-        take_turns_apart(elements, phases_, places, target, phase_size_);
+        deinterleave_runs(elements, phases_, places, target, phase_size_);
         for (int64_t i = places * phases_; i < columns_; ++i) {
             target[(i - places * phases_) * phase_size_ + places] = elements[i];
         }
     }
 
-    // rows that have been read as they are,
-    void take_rows_apart(int64_t count) const {
+    // Deinterleaves rows that have been read as they are.
+    void deinterleave_rows(int64_t count) const {
         const Accumulator* elements = read_[0];
         Accumulator* target = phase_begin_;
-        if (elements_follow_) return take_turns_apart(elements, phases_, count * pitch_, target, phase_size_);
+        if (elements_follow_) return deinterleave_runs(elements, phases_, count * pitch_, target, phase_size_);
         for (int64_t row = 0; row < count; ++row, elements += read_pitch_, target += pitch_) {
-            take_row_apart(elements, target);
+            deinterleave_row(elements, target);
         }
     }
 
-    // or, of one tap each, where they are.
-    void take_apart_in_place(int64_t first, int64_t count) {
+    // Deinterleaves rows of one tap each from where they are.
+    void deinterleave_in_place(int64_t first, int64_t count) {
         Accumulator* target = phase_begin_;
         for_each_plane(first, count, [&](const T* x, const Row* row, const Row* row_end, int64_t) {
             for (; row != row_end; ++row, target += pitch_) {
                 if (row->begin < row->end) {
                     const T* const elements = x + rows_.offsets[row->begin];
                     prefetch_ahead(elements, columns_);
-                    take_row_apart(elements, target);
+                    deinterleave_row(elements, target);
                 } else {
                     for (int64_t phase = 0; phase < phases_; ++phase) {
                         std::fill_n(target + phase * phase_size_, pitch_, reduction_.identity());
@@ -258,9 +258,9 @@ protected:
         });
     }
 
-    // The same where each row has one tap, and all of them are one run.
+    // Reads rows of one tap each that are one run.
     void read_run(int64_t first, int64_t count) {
-        constexpr int64_t bytes = 2048;  // that are asked for at a time
+        constexpr int64_t bytes = 2048;  // that are prefetched at a time
         const int64_t together = std::max<int64_t>(1, bytes / static_cast<int64_t>(sizeof(T)) / columns_);
         const int64_t* const tap = rows_.offsets.data();
         const T* x = static_cast<const T*>(call_.x.data) + first * columns_;
@@ -273,14 +273,14 @@ protected:
         }
     }
 
-    // The taps of a row that are asked for.
+    // Those of a row's taps, counted from its first one.
     Row limited(const Row& row, int64_t begin, int64_t end) const {
         return {row.begin + begin, R::kInOrder ? std::min(row.begin + end, row.end) : row.end, row.together};
     }
 
-    // Rows that fit into one vector, which costs less than finding out which of them are one run unless these are long,
-    // or into two, where none are. What is stored beyond a row's end is overwritten by the next one. This loop and the
-    // next ones are functions of their own: inlined, they run out of registers for addresses.
+    // Reads rows that fit into one vector, which costs less than finding out which of them are one run unless these are
+    // long, or into two, where none are. What is stored beyond a row's end is overwritten by the next one. This loop
+    // and the next ones are functions of their own: inlined, they run out of registers for addresses.
     template <int kPhases, int kVectors>
     __attribute__((noinline)) void combine_short_rows(const T* plane, const Row* row, const Row* row_end, int64_t begin,
                                                       int64_t end, int64_t target) const {
@@ -305,7 +305,7 @@ protected:
             if constexpr (kPhases == 1) {
                 for (int v = 0; v < kVectors; ++v) store(even + v * kCount, sums[v]);
             } else {
-                store_alternately(sums[0], sums[kVectors - 1], even, odd);
+                store_deinterleaved(sums[0], sums[kVectors - 1], even, odd);
             }
         }
     }
@@ -316,15 +316,15 @@ protected:
         while (row != row_end) {
             const auto [tap, last_tap, together] = limited(*row, begin, end);
             const int64_t rows = std::min<int64_t>(together, row_end - row);
-            const bool asks = begin == 0 && !asks_at_once_;
+            const bool prefetches = begin == 0 && !prefetches_at_once_;
             if (tap < last_tap) {
                 const int64_t* const taps = rows_.offsets.data() + tap;
                 const int64_t* const taps_end = rows_.offsets.data() + last_tap;
                 const int64_t size = (rows - 1) * kPhases * read_pitch_ + columns_;
-                if (size > kAskedTogether<T> && asks) {
+                if (size > kPrefetchedTogether<T> && prefetches) {
                     combine_parts<kPhases>(plane, row, row + rows, taps, taps_end, size, target);
                 } else {
-                    if (asks) shares_.ask_for_next(share_of(row, row + rows));
+                    if (prefetches) shares_.prefetch_next(share_of(row, row + rows));
                     combine_run<kPhases>(plane, taps, taps_end, size, target);
                 }
             } else {
@@ -337,23 +337,24 @@ protected:
         }
     }
 
-    // The run of these rows, as below, part by part.
+    // As combine_run(), part by part, of which each is prefetched some way ahead.
     template <int kPhases>
     __attribute__((noinline)) void combine_parts(const T* plane, const Row* row, const Row* end,
                                                  const int64_t* first_tap, const int64_t* taps_end, int64_t size,
                                                  int64_t target) const {
         const Range share = share_of(row, end);
-        int64_t asked = 0;
-        for (int64_t done = 0; done < size; done += kAskedTogether<T>) {
-            const int64_t part = std::min(kAskedTogether<T>, size - done);
+        int64_t prefetched = 0;
+        for (int64_t done = 0; done < size; done += kPrefetchedTogether<T>) {
+            const int64_t part = std::min(kPrefetchedTogether<T>, size - done);
             const int64_t next = share.count * (done + part) / size;
-            shares_.ask_for_next({share.begin + asked, next - asked, 1});
-            asked = next;
+            shares_.prefetch_next({share.begin + prefetched, next - prefetched, 1});
+            prefetched = next;
             combine_run<kPhases>(plane + done, first_tap, taps_end, part, target + done / kPhases);
         }
     }
 
-    // `size` elements of a run at each of these offsets. What is stored beyond its end is overwritten by what follows.
+    // Combines `size` elements of a run at each of these offsets. What is stored beyond its end is overwritten by what
+    // follows.
     template <int kPhases>
     __attribute__((noinline)) void combine_run(const T* plane, const int64_t* first, const int64_t* end, int64_t size,
                                                int64_t target) const {
@@ -371,7 +372,7 @@ protected:
                 for (int v = 0; v < count; ++v) store(even + v * kCount, sums[v]);
                 even += count * kCount;
             } else {
-                store_alternately(sums[0], sums[count - 1], even, odd);
+                store_deinterleaved(sums[0], sums[count - 1], even, odd);
                 even += kCount;
                 odd += kCount;
             }
@@ -393,8 +394,8 @@ protected:
         }
     }
 
-    // They need neither phases in a buffer nor lanes: what rows have in some columns is combined in registers, and then
-    // these columns with each other.
+    // Computes windows with neither phases in a buffer nor lanes: the rows of some columns are combined in registers,
+    // and then these columns with each other.
     void combine_directly(int64_t first, int64_t count) {
         for_each_plane(first, count, [&](const T* x, const Row* row_begin, const Row* row_end, int64_t done) {
             Accumulator* const target = sums_.data() + done * outputs_;
@@ -411,8 +412,7 @@ protected:
         });
     }
 
-    // Of the columns that kStep vectors hold: the vector of those that leave the same remainder when divided by kStep,
-    // for each remainder.
+    // The columns that kStep vectors hold: a vector for each remainder that they leave when divided by kStep.
     template <int kStep>
     struct Columns {
         V phases[kStep];
@@ -447,15 +447,15 @@ protected:
                     }
                 }
             };
-            const auto apart = [](const V(&sums)[kStep]) {
-                Columns<kStep> in_phases;
-                take_apart<kStep>(sums, in_phases.phases);
-                return in_phases;
+            const auto in_phases = [](const V(&sums)[kStep]) {
+                Columns<kStep> columns;
+                deinterleave<kStep>(sums, columns.phases);
+                return columns;
             };
             const auto whole_columns = [&](int64_t column) {
                 V sums[kStep];
                 combine_rows(plane + column, [](const T* x, int v) { return load<kCount>(x + v * kCount); }, sums);
-                return apart(sums);
+                return in_phases(sums);
             };
             // Where the row ends among them, or before: nothing is behind it.
             const auto last_columns = [&](int64_t column) {
@@ -466,7 +466,7 @@ protected:
                     plane + column, [&](const T* x, int v) { return load_first<kCount>(x + v * kCount, there(v)); },
                     sums);
                 for (int v = 0; v < kStep; ++v) sums[v] = where(lanes_between<V>(0, there(v)), sums[v], nothing);
-                return apart(sums);
+                return in_phases(sums);
             };
             const auto windows = [&](const Columns<kStep>& before, const Columns<kStep>& here,
                                      const Columns<kStep>& next) {
@@ -480,11 +480,11 @@ protected:
                 return looks_ahead ? reduction.combine(sum, shifted<1>(here.phases[0], next.phases[0])) : sum;
             };
             const Range share = share_of(row, row + 1);
-            const int64_t asked = ceil_div(share.count, vectors);
+            const int64_t prefetched = ceil_div(share.count, vectors);  // with each vector
             Columns<kStep> before = none, here = looks_ahead ? whole_columns(0) : none;
             int64_t vector = 0;
             const auto advance = [&](const auto& next_columns) {
-                shares_.ask_for_next({share.begin + vector * asked, asked, 1});
+                shares_.prefetch_next({share.begin + vector * prefetched, prefetched, 1});
                 const Columns<kStep> next = next_columns((vector + looks_ahead) * step);
                 if (!looks_ahead) here = next;
                 store(target + vector * kCount, windows(before, here, next));
@@ -596,10 +596,10 @@ protected:
                 combine_taps_at(sums[phase], place, kinds, sources, taps, begins[phase], begins[phase + 1]);
             });
             for_each_of<count>([&](auto v) {
-                V turns[kPhases];
-                for_each_of<kPhases>([&](auto phase) { turns[phase] = sums[phase][v]; });
-                take_turns(turns);
-                for_each_of<kPhases>([&](auto part) { put(output + (v * kPhases + part) * kCount, turns[part]); });
+                V results[kPhases];
+                for_each_of<kPhases>([&](auto phase) { results[phase] = sums[phase][v]; });
+                interleave_runs(results);
+                for_each_of<kPhases>([&](auto part) { put(output + (v * kPhases + part) * kCount, results[part]); });
             });
         });
     }
@@ -612,7 +612,7 @@ protected:
     const bool elements_follow_, results_follow_;  // over rows as they do in phases
     const bool is_one_run_;                        // vectors go on from one row to the next
     const int64_t vector_step_;                    // they begin with columns that are multiples of it
-    const bool asks_at_once_;                      // for what comes after all rows of a group, rather than after each
+    const bool prefetches_at_once_;                // what comes after all rows of a group, rather than after each
     const RowTaps rows_;
     const bool planes_are_one_run_;  // of one row each
     const bool is_vector_by_row_;    // each row takes one
@@ -703,7 +703,7 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     FlatRows<R, true> rows(reduction, call, tables, windows.along, together, true);
 
     const bool has_empty = has_empty_window(tables);
-    // Those of a plane, and again until rows that are done together find theirs in one run.
+    // The divisors of a plane, repeated until rows that are done together find theirs in one run.
     const bool any_divisors = R::kDivides || has_empty;
     const int64_t size = any_divisors ? std::min(plane_rows + together, windows.all) * outputs : 0;
     Buffer<Accumulator> divisors(size + kLanes<Accumulator>);
@@ -720,8 +720,8 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     const auto y_of = [&](int64_t row) {
         return row_of<T>(call.y, RowPosition(call, row, output_size), geometry.rank);
     };
-    // What is written past the caches had better be written once: empty windows are filled afterwards. As whole lines
-    // of memory: if the first group has none, others have none.
+    // What bypasses the caches had better be written once, and empty windows are filled afterwards; and as whole cache
+    // lines: if the first group has none, others have none.
     bool streams = rows.is_one_run() && exceeds_caches<T>(call) && !has_empty && begin < end;
     if (streams) {
         const auto group = windows.group(begin);
@@ -733,7 +733,7 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
         const Accumulator* own = any_divisors ? divisors.data() + first % plane_rows * outputs : nullptr;
         T* const y = y_of(first);
         const int64_t room = windows.room_behind(group, end) * outputs;
-        const Stores stores = !streams                              ? Stores::kAhead
+        const Stores stores = !streams                              ? Stores::kPrefetching
                               : are_whole_lines(y, count * outputs) ? Stores::kStreaming
                                                                     : Stores::kPlain;
         const bool any_out_of_range = rows.compute(first, count, room, FinishEach<R>{reduction, y, own, stores});

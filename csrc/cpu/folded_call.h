@@ -21,7 +21,7 @@ inline bool has_windows_side_by_side(const Axis& axis) {
            axis.output * axis.stride <= axis.input;
 }
 
-// And none are.
+// Whether windows lie side by side and none is left over.
 inline bool is_tiled(const Axis& axis) {
     return has_windows_side_by_side(axis) && axis.input == axis.output * axis.stride;
 }

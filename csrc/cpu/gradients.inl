@@ -15,7 +15,7 @@ struct GradientSum : Sum<A> {
 template <class A>
 constexpr bool has_result_phases<GradientSum<A>> = true;
 
-// It is an accumulator already.
+// What is added up is an accumulator already.
 template <class A>
 AsItIs<A> lift_rows(const GradientSum<A>&, const std::vector<int64_t>&) {
     return {};
@@ -159,10 +159,10 @@ struct FinishGradient {
     template <class V>
     void operator()(int64_t i, V sum) const {
         if constexpr (G::kNeedsData) {
-            look_ahead<8192>(x + i);
-            store_ahead(grad_x + i, convert<T>(gradient.finish(sum, load<lanes_of<V>>(x + i))), streams);
+            prefetch_line_ahead<8192>(x + i);
+            store_prefetching(grad_x + i, convert<T>(gradient.finish(sum, load<lanes_of<V>>(x + i))), streams);
         } else {
-            store_ahead(grad_x + i, convert<T>(gradient.finish(sum, sum)), streams);
+            store_prefetching(grad_x + i, convert<T>(gradient.finish(sum, sum)), streams);
         }
     }
 };
@@ -585,7 +585,7 @@ void backward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     const Uncovered uncovered(geometry, tables);
 
     const int64_t columns = covered.along.outputs;
-    // What is written past the caches had better be written once: elements without windows are filled afterwards.
+    // What bypasses the caches had better be written once: elements without windows are filled afterwards.
     const bool streams = rows.is_one_run() && exceeds_caches<T>(call) && !uncovered.any();
     const T *grad_y = nullptr, *y = nullptr, *x = nullptr;
     T* grad_x = nullptr;
@@ -683,8 +683,8 @@ void backward_planes(const Call& call, int64_t begin, int64_t end) {
     const Geometry& geometry = call.geometry;
     const G gradient(call.parameters);
     const int64_t size = plane_size(geometry, input_size);
-    // Where all elements of a large plane get the same, nothing but memory takes time: it is written past the caches,
-    // as whole lines, which planes may share.
+    // Where all elements of a large plane get the same, nothing but memory takes time: stores bypass the caches, in
+    // whole lines, which planes may share.
     const bool in_order = !G::kNeedsData && size >= part / 2 && exceeds_caches<T>(call) &&
                           is_contiguous(geometry, call.grad_x, input_size);
     std::optional<SumsInOrder<T>> results;

@@ -6,22 +6,22 @@ class Slices {
 public:
     explicit Slices(const Geometry& geometry) : axis_(geometry.axes[0]), reach_(window_reach(axis_) + 1) {}
 
-    // How many a window looks at.
+    // How many slices of elements a window looks at.
     int64_t reach() const { return std::min(reach_, axis_.input); }
 
-    // The windows that may look at slices from this one on,
+    // The first slice of windows that may look at this slice of elements.
     int64_t first_windows(int64_t slice) const {
         const int64_t least = slice % axis_.input + axis_.pad_begin - (reach_ - 1);
         return slice / axis_.input * axis_.output +
                std::min(ceil_div(std::max<int64_t>(0, least), axis_.stride), axis_.output);
     }
-    // and at those up to this one.
+    // And the last one.
     int64_t last_windows(int64_t slice) const {
         const int64_t most = slice % axis_.input + axis_.pad_begin;
         return slice / axis_.input * axis_.output + std::min(most / axis_.stride, axis_.output - 1);
     }
 
-    // What these windows may look at.
+    // The slices of elements that a slice of windows may look at.
     int64_t begin(int64_t windows) const { return slice(windows, 0); }
     int64_t end(int64_t windows) const { return slice(windows, reach_); }
 
@@ -35,13 +35,13 @@ private:
     const int64_t reach_;
 };
 
-// send(i) for 0 ... count - 1, and ask(i) before each line of indices.
-template <class Send, class Ask>
-__attribute__((always_inline)) inline void send_in_order(int64_t count, const Send& send, const Ask& ask) {
+// send(i) for 0 ... count - 1, and prefetch_at(i) before each cache line of indices.
+template <class Send, class Prefetch>
+__attribute__((always_inline)) inline void send_in_order(int64_t count, const Send& send, const Prefetch& prefetch_at) {
     constexpr int64_t line = 64 / sizeof(int64_t);
     int64_t i = 0;
     for (; i + line <= count; i += line) {
-        ask(i);
+        prefetch_at(i);
 #pragma GCC unroll 8
         for (int64_t k = 0; k < line; ++k) send(i + k);
     }
@@ -49,8 +49,8 @@ __attribute__((always_inline)) inline void send_in_order(int64_t count, const Se
 }
 
 // What runs of planes that follow each other send to slices begin ... end - 1 of the first one, and to as many of each
-// other. They take turns: windows that follow each other often name the same element, and an addition has to wait for
-// the last one.
+// other. A window of each run after the other: windows that follow each other often name the same element, and their
+// additions would wait for each other.
 template <class T, int kRuns>
 void scatter_runs(const Call& call, int64_t begin, int64_t end) {
     using Accumulator = accumulator_t<T>;
@@ -91,16 +91,16 @@ void scatter_runs(const Call& call, int64_t begin, int64_t end) {
                 sums[r][element] += static_cast<Accumulator>(load<1>(grad_y + r * run_windows + i));
             }
         };
-        const auto ask = [&](int64_t i) {
+        const auto prefetch_at = [&](int64_t i) {
             for (int r = 0; r < kRuns; ++r) {
-                look_ahead<4096>(indices + r * run_windows + i);
-                look_ahead<2048>(grad_y + r * run_windows + i);
+                prefetch_line_ahead<4096>(indices + r * run_windows + i);
+                prefetch_line_ahead<2048>(grad_y + r * run_windows + i);
             }
         };
         for (int64_t i = 0; i < windows; i += windows_together) {
             send_in_order(
                 std::min(windows_together, windows - i), [&](int64_t k) { send(i + k); },
-                [&](int64_t k) { ask(i + k); });
+                [&](int64_t k) { prefetch_at(i + k); });
             for (int r = 0; r < kRuns; ++r) runs[r].write(written);
         }
     }
@@ -221,8 +221,8 @@ private:
         Accumulator* sums;
     };
 
-    // Those of lanes from this one on, in so many vectors of so many lanes at a time, and then in fewer and shorter
-    // ones: what overlaps with what has just been written would have to wait for it.
+    // Sends what windows of the lanes from this one on send, in so many vectors of so many lanes at a time, and then in
+    // fewer and shorter ones: what overlaps with what has just been written would have to wait for it.
     template <int kVectors, int kLanesTogether>
     __attribute__((always_inline)) void send_vectors(int64_t lane, const Windows& windows) const {
         for (; lane + kVectors * kLanesTogether <= channels_; lane += kVectors * kLanesTogether) {
@@ -230,7 +230,7 @@ private:
             Vector<Position, kLanesTogether> named[kVectors];
             for (int v = 0; v < kVectors; ++v) {
                 const int64_t first = lane + v * kLanesTogether;
-                look_ahead<2048>(windows.grad_y + first);
+                prefetch_line_ahead<2048>(windows.grad_y + first);
                 sent[v] = load<kLanesTogether>(windows.grad_y + first);
                 named[v] = positions<kLanesTogether>(windows.indices + first, first, windows.first_index);
             }
@@ -253,13 +253,13 @@ private:
         }
     }
 
-    // In planes.
+    // The positions in their planes that these indices name.
     template <int kLanesTogether>
     auto positions(const int64_t* indices, int64_t lane, int64_t first_index) const {
         constexpr int part = std::min(kLanes<int64_t>, kLanesTogether);
         Position result[kLanesTogether];
         for (int i = 0; i < kLanesTogether; i += part) {
-            look_ahead<4096>(indices + i);
+            prefetch_line_ahead<4096>(indices + i);
             const auto position = load<part>(indices + i) - load<part>(first_indices_.data() + lane + i) - first_index;
             store(result + i, convert<Position>(position_below(plane_, position)));
         }
@@ -311,8 +311,8 @@ void backward_scattered_channels(const Call& call, int64_t begin, int64_t end) {
         };
         for (int64_t i = 0; i < slice_positions; ++i, grad_y += channels, indices += channels) {
             send_in_order(channels, send, [&](int64_t c) {
-                look_ahead<4096>(indices + c);
-                look_ahead<2048>(grad_y + c);
+                prefetch_line_ahead<4096>(indices + c);
+                prefetch_line_ahead<2048>(grad_y + c);
             });
             sums_in_order.write(written);
         }
@@ -403,7 +403,7 @@ void backward_by_index(const Call& call, int64_t begin, int64_t end) {
                 sums[place + i * target_step] += static_cast<Accumulator>(load<1>(grad + i * grad_step));
             }
         };
-        // Those of lanes next to each other at one position: memory is read before anything waits for sums.
+        // Windows of lanes next to each other at one position: memory is read before anything waits for sums.
         const auto scatter_lanes = [&](int64_t begin, int64_t end, const T* grad, const int64_t* index) {
             int64_t elements[kLanesTogether];
             const int64_t count = end - begin, elements_end = size, element_step = step, sum_step = lane_step;
@@ -412,8 +412,8 @@ void backward_by_index(const Call& call, int64_t begin, int64_t end) {
             index += begin;
             grad += begin * grad_lane;
             in_vectors<kLanes<int64_t>>(count, [&](int64_t i, auto n) {
-                look_ahead<4096>(index + i);
-                look_ahead<2048>(grad + i);
+                prefetch_line_ahead<4096>(index + i);
+                prefetch_line_ahead<2048>(grad + i);
                 const auto position = load<n>(index + i) - load<n>(own_indices + i);
                 store(elements + i, position_below(elements_end, position));
             });

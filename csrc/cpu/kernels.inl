@@ -4,31 +4,35 @@
 
 namespace onnxpool::cpu::ONNXPOOL_ISA {
 
-// clang-format off: each needs the ones before it
-#include "../values.inl"
-#include "../reductions.inl"
-#include "walk.inl"
-#include "vectors.inl"
-#include "anywhere.inl"
-#include "combine.inl"
-#include "keys.inl"
-#include "sliding.inl"
-#include "lanes.inl"
-#include "lane_maxima.inl"
-#include "packed.inl"
-#include "planes.inl"
-#include "rows.inl"
-#include "plane_shares.inl"
-#include "flat_rows.inl"
-#include "flat_maxima.inl"
-#include "sums_in_order.inl"
-#include "gradients.inl"
-#include "repeated_rows.inl"
-#include "index_gradients.inl"
-#include "segments.inl"
-#include "row_maxima.inl"
-#include "few_channels.inl"
-#include "rows_first.inl"
+// clang-format off: each needs some of those before it
+// What is computed:
+#include "../values.inl"         // numbers, and vectors of them
+#include "../reductions.inl"     // averages, norms, maxima
+// What kernels are made of:
+#include "walk.inl"              // rows and planes in their order, and tables of what results are made of
+#include "vectors.inl"           // loads, stores, prefetches and shuffles
+#include "combine.inl"           // the loop that combines taps
+#include "keys.inl"              // a maximum and its position as one integer
+#include "sliding.inl"           // large windows: one axis after the other, in constant time
+#include "segments.inl"          // rows and planes that exceed the caches, in segments
+// Kernels, by what fills vectors:
+#include "anywhere.inl"          // any layout and any geometry, window by window
+#include "lanes.inl"             // channels next to each other
+#include "lane_maxima.inl"       // the same, maxima of small windows with Indices
+#include "packed.inl"            // small planes, transposed
+#include "planes.inl"            // the data of a window that spans the plane
+#include "rows.inl"              // the results along a row, of combined rows in a buffer
+#include "plane_shares.inl"      // what is prefetched with each row
+#include "flat_rows.inl"         // results along rows that follow each other without a gap
+#include "flat_maxima.inl"       // the same, maxima with Indices
+#include "row_maxima.inl"        // results along long rows, maxima of small windows with Indices
+#include "sums_in_order.inl"     // gradients that are complete one after the other
+#include "gradients.inl"         // gradients of averages and norms, by most of these
+#include "index_gradients.inl"   // gradients of maxima
+// Calls that are done by way of others:
+#include "repeated_rows.inl"     // gradients with rows that are alike
+#include "few_channels.inl"      // few channels next to each other, deinterleaved into planes
+#include "rows_first.inl"        // maxima of rows, and then of these
 // clang-format on
 
 // ---- Which kernel does a call ----
@@ -51,12 +55,12 @@ inline bool has_few_columns_of_windows(const Geometry& geometry) {
 
 // Planes whose rows fill vectors badly, or cost much for another reason, and of which a group stays in the caches.
 template <class R>
-bool is_worth_packing(const Geometry& geometry, bool are_rows_dear) {
+bool is_worth_packing(const Geometry& geometry, bool are_rows_expensive) {
     constexpr int64_t narrow = 3 * 64 / sizeof(typename R::Element);
     // What is in order is computed window by window otherwise: lanes without planes cost less.
     constexpr double large = R::kInOrder ? 1 << 23 : 1 << 19;
     constexpr int64_t most_lanes = R::kInOrder ? 8 : 1;  // for a plane
-    if (geometry.axes[geometry.rank - 1].input >= narrow && !are_rows_dear && !R::kInOrder) return false;
+    if (geometry.axes[geometry.rank - 1].input >= narrow && !are_rows_expensive && !R::kInOrder) return false;
     const int64_t planes = packed_planes<typename R::Accumulator>(geometry, sizeof(typename R::Element));
     if (geometry.batch * geometry.channels * most_lanes < planes) return false;
     auto bytes = static_cast<double>(planes) * sizeof(typename R::Element);
@@ -66,10 +70,10 @@ bool is_worth_packing(const Geometry& geometry, bool are_rows_dear) {
     return bytes <= large;
 }
 
-// Whether a row's elements are taken apart without rows having been combined before, and this costs more than packing:
-// where they are few, small, in many phases or, to be lifted, copied first.
+// Whether a row's elements are deinterleaved without rows having been combined before, and this costs more than
+// packing: where they are few, small, in many phases or, to be lifted, copied first.
 template <class R>
-bool are_single_rows_dear(const Geometry& geometry) {
+bool are_single_rows_expensive(const Geometry& geometry) {
     constexpr bool is_cheap = ONNXPOOL_VECTOR_BYTES == 64 && lifts_nothing<R>;
     constexpr int64_t many_windows = is_cheap ? 64 : 80;
     constexpr int64_t most_phases = is_cheap ? kMostResultPhases : kMostResultPhases - 1;
@@ -81,9 +85,9 @@ bool are_single_rows_dear(const Geometry& geometry) {
 template <class R>
 bool can_be_packed(const Call& call) {
     const Geometry& geometry = call.geometry;
-    const bool are_rows_dear = are_single_rows_dear<R>(geometry) || has_few_columns_of_windows(geometry);
+    const bool are_rows_expensive = are_single_rows_expensive<R>(geometry) || has_few_columns_of_windows(geometry);
     return has_planes_in_order(geometry, call.x, input_size) && has_planes_in_order(geometry, call.y, output_size) &&
-           is_worth_packing<R>(geometry, are_rows_dear);
+           is_worth_packing<R>(geometry, are_rows_expensive);
 }
 
 inline double elements_per_row(const Call& call, int64_t row_length) {
@@ -137,7 +141,7 @@ inline bool has_few_taps(const AlongRow& along, int64_t most_taps) {
     return static_cast<int64_t>(along.taps.size()) * along.pitch() <= (stays_in_cache ? 4 * most_taps : most_taps);
 }
 
-// Both: whether it is worth it, but for packed planes.
+// Whether rows can be flat and have few taps; packed planes may still be faster.
 template <bool kCoverings>
 bool fits_flat_rows(const Geometry& geometry, int64_t accumulator_size, int64_t most_phases, int64_t most_taps) {
     return can_be_flat(geometry, accumulator_size, most_phases) &&
@@ -163,7 +167,7 @@ bool has_flat_rows(const Call& call) {
     const Geometry& geometry = call.geometry;
     constexpr int64_t size = sizeof(typename R::Accumulator);
     constexpr int64_t most_taps = R::kInOrder ? 1 << 16 : 1 << 12;  // what is in order has no other fast kernel
-    // What is in order is taken apart for each row of windows anew, small numbers by more instructions.
+    // What is in order is deinterleaved for each row of windows anew, small numbers by more instructions.
     constexpr int64_t most_phases = R::kInOrder || size < 4 ? kMostPhases : 16;
     if (!can_be_flat(geometry, size, most_phases) || call.x.strides[1 + geometry.rank] != 1) return false;
     const RowsOfWindows<R> windows(call);
@@ -171,7 +175,7 @@ bool has_flat_rows(const Call& call) {
     const bool is_direct = FlatRows<R, true>::is_direct(along);
     if (!windows.follow() || !(is_direct || has_few_taps(along, most_taps))) return false;
     if (along.phases > kMostPhases && !is_direct) {
-        // Rows that do not follow each other in phases are taken apart one by one, those that are not combined with
+        // Rows that do not follow each other in phases are deinterleaved one by one, those that are not combined with
         // others where they are: see PaddedRows.
         const bool are_short = !along.elements_follow() && along.pitch() < kLanes<typename R::Accumulator>;
         if (are_short || geometry.rank == 1) return false;
@@ -210,7 +214,7 @@ Task plan_window(const Call& call) {
             task.run = forward_channels<R>;
             return task;
         }
-        if constexpr (!is_keyed<R> && !is_dear<R>) {
+        if constexpr (!is_keyed<R> && !is_expensive<R>) {
             if (has_flat_rows<R>(call)) return plan_flat_rows<R>(call, forward_flat_rows<R>);
         }
         if (can_be_packed<R>(call)) return plan_packed<R>(call);
@@ -262,8 +266,8 @@ bool has_shared_keys(const Call& call) {
     }
 }
 
-// Whether they are found window by window, for channels that are next to each other: where windows are small, most of
-// all if keys would be shared, or overlap little, and channels fill vectors, or there are no keys.
+// Whether maxima with Indices are found window by window, for channels that are next to each other: where windows are
+// small, most of all if keys would be shared, or overlap little, and channels fill vectors, or there are no keys.
 template <class T>
 bool has_lane_maxima(const Call& call, bool shares_keys) {
     const double most_taps = shares_keys ? 20 : 49;
@@ -277,7 +281,7 @@ bool has_lane_maxima(const Call& call, bool shares_keys) {
                                          !spans_plane(geometry) && has_positions_of_32_bits(call));
 }
 
-// Whether they are found along rows that follow each other, and then of the rows.
+// Whether they are found along each row of elements first, and then compared over the rows of windows.
 template <class T>
 bool has_flat_maxima(const Call& call) {
     using Accumulator = typename ComparedMax<T>::Accumulator;
@@ -286,9 +290,9 @@ bool has_flat_maxima(const Call& call) {
     constexpr int64_t many_windows = 16;
     const Geometry& geometry = call.geometry;
     const Axis& last = geometry.axes[geometry.rank - 1];
-    // Keys cost less than to take bytes or short rows apart.
-    const bool takes_apart = !may_be_keyed || (!std::is_integral_v<T> && last.output >= many_windows);
-    const int64_t most_phases = takes_apart ? kMostResultPhases : kMostPhases;
+    // Keys cost less than to deinterleave bytes or short rows.
+    const bool deinterleaves = !may_be_keyed || (!std::is_integral_v<T> && last.output >= many_windows);
+    const int64_t most_phases = deinterleaves ? kMostResultPhases : kMostPhases;
     if (call.channels_innermost || spans_plane(geometry) ||
         (sizeof(Accumulator) < 8 && !has_positions_of_32_bits(call)) ||
         !fits_flat_rows<false>(geometry, sizeof(Accumulator), most_phases, most_taps) ||
@@ -327,7 +331,7 @@ bool has_row_maxima(const Call& call) {
 template <class R>
 Task plan_forward_of(const Call& call);
 
-// Of a reduction whose windows need not be planes.
+// How to compute a reduction whose windows need not be planes.
 template <class R>
 Task plan_any_windows(const Call& call) {
     using T = typename R::Element;
@@ -411,9 +415,9 @@ Task plan_sum_gradient(const Call& call) {
                               has_planes_in_order(geometry, call.grad_y, output_size);
         // Strides that are too large for phases, but do not fill vectors: see CoveredRuns.
         using Accumulator = typename G::Accumulator;
-        const bool are_rows_dear = last.stride > kMostResultPhases && last.stride < kLanes<Accumulator>;
+        const bool are_rows_expensive = last.stride > kMostResultPhases && last.stride < kLanes<Accumulator>;
         const bool can_be_packed =
-            in_order && (!are_rows_long || is_worth_packing<GradientSum<Accumulator>>(geometry, are_rows_dear));
+            in_order && (!are_rows_long || is_worth_packing<GradientSum<Accumulator>>(geometry, are_rows_expensive));
         if (has_flat_gradients<G>(call, can_be_packed)) {
             return task(backward_flat_rows<G>,
                         ceil_div(planes, RowsOfCoverings<typename G::Element, typename G::Accumulator>(call).planes));

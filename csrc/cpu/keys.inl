@@ -181,7 +181,7 @@ inline auto lift_at(const R& reduction, V x, int64_t position) {
     }
 }
 
-// Elements of several rows become keys,
+// Makes keys of the elements of several rows, whose positions still lack the column.
 template <class R>
 struct LiftRows {
     using Source = typename R::Element;
@@ -193,7 +193,7 @@ struct LiftRows {
     }
 };
 
-// whose positions still lack the column: that of the first one and how much it grows.
+// Puts such keys into a buffer and adds their columns: `column` for the first one, growing by `step`.
 template <class R>
 struct KeepColumns {
     const R reduction;
@@ -212,7 +212,7 @@ const int64_t* position_strides(const Call& call) {
     return is_keyed<R> ? call.index_strides + 2 : nullptr;
 }
 
-// How the elements of several rows become accumulators, whatever R is,
+// What makes accumulators of the elements of several rows, whatever R is.
 template <class R>
 auto lift_rows(const R& reduction, const std::vector<int64_t>& positions) {
     if constexpr (is_keyed<R>) {
@@ -222,7 +222,7 @@ auto lift_rows(const R& reduction, const std::vector<int64_t>& positions) {
     }
 }
 
-// and what is kept of the rows together.
+// What puts the combined rows into a buffer, whatever R is.
 template <class R>
 auto keep_columns(const R& reduction, typename R::Accumulator* target, int64_t column, int64_t step) {
     if constexpr (is_keyed<R>) {

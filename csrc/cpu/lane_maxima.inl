@@ -114,7 +114,7 @@ private:
     using Value = typename ComparedMax<T>::Accumulator;
     using Position = integer_t<sizeof(Value), true>;
 
-    // Comparisons wait for each other: several vectors take turns.
+    // Comparisons depend on each other: those of several vectors are interleaved.
     static constexpr int kVector = kLanes<Value>, kMostVectors = ONNXPOOL_VECTOR_BYTES / 8;
 
     // How many windows are worth it, where few channels leave them to be done together and results are neighbours.
@@ -165,7 +165,7 @@ private:
         int64_t done = 0;
         const auto find = [&](auto count, auto vector) {
             const auto load_value = [&](const T* element, bool is_new) {
-                if (is_new) look_ahead<4096>(element);
+                if (is_new) prefetch_line_ahead<4096>(element);
                 return reduction_.lift(load<vector>(element));
             };
             using V = decltype(load_value(x, false));

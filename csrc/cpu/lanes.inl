@@ -24,7 +24,8 @@ struct Results {
     bool is_one_run(int64_t lanes) const { return step == lanes; }
 };
 
-// With Indices, which lie as y does: the one of the first lane's first element, and how far lanes are apart.
+// The same with Indices, which lie as y does: first_index is that of the first lane's first element, and index_step how
+// far apart those of lanes are.
 template <class T>
 struct Results<KeyedMax<T>> {
     const KeyedMax<T>& reduction;
@@ -159,7 +160,7 @@ public:
           is_separable_(is_separable<R>(tables_)),
           position_strides_(position_strides),
           outer_axes_(outer_axes(reduction, tables_, is_separable_, position_strides)) {
-        if constexpr (is_dear<R>) {
+        if constexpr (is_expensive<R>) {
             if (!is_separable_) lifted_.emplace(reduction, tables_);  // otherwise each is lifted once anyway
         }
         if (axis_.windows_share && !R::kInOrder) {
@@ -169,14 +170,14 @@ public:
 
     LaneRows(const LaneRows&) = delete;  // refers to itself
 
-    // The lanes whose rows are asked for next, and the strides of their spatial axes.
+    // The lanes whose rows are computed next, and the strides of their spatial axes.
     void set_lanes(const T* x, const int64_t* x_strides, int64_t lanes) {
         x_ = x;
         x_strides_ = x_strides;
         lanes_ = lanes;
-        // Where several rows are new at a time, they are asked for little by little.
+        // Where several rows are new at a time, they are read little by little.
         room_ = columns_in(new_rows_ == 1 ? kRowBufferBytes : kRowBufferBytes / 4);
-        turns_ = columns_in(kRowBufferBytes / 2) / axis_.period;
+        windows_at_once_ = columns_in(kRowBufferBytes / 2) / axis_.period;
         if (is_separable_) outer_axes_.set_plane(x_strides, lanes);
         if (lifted_) lifted_->forget(lanes);
     }
@@ -222,7 +223,7 @@ public:
             }
         } else {
             taps_[rank_ - 1] = {0, 1, 1};
-            if constexpr (is_dear<R>) {
+            if constexpr (is_expensive<R>) {
                 const auto& rows = lifted_->at(taps_, rank_, x_, x_strides_);
                 return along_row(rows.data(), static_cast<int64_t>(rows.size()), lanes_, AsItIs<Accumulator>(), target);
             }
@@ -290,7 +291,7 @@ private:
             }
             const int64_t available = in_place ? axis_.input : buffer_end;
             // What is written every other time stays in the cache until the rest comes.
-            if (period > 1) run = std::clamp<int64_t>(turns_, 1, run);
+            if (period > 1) run = std::clamp<int64_t>(windows_at_once_, 1, run);
             const auto step_from = [&](int64_t window) {
                 return run > 1 ? axis_.taps[window + period].begin - axis_.taps[window].begin : 0;
             };
@@ -325,7 +326,7 @@ private:
         int64_t begin, end;
     };
 
-    // Those that any of so many windows needs; all of them have data. One that comes later may begin earlier.
+    // The columns that any of so many windows needs; all of them have data. One that comes later may begin earlier.
     Columns columns_of(int64_t output, int64_t windows) const {
         Columns columns{axis_.input, 0};
         for (int64_t end = output + windows; output < end; ++output) {
@@ -343,8 +344,8 @@ private:
     bool is_in_place(int64_t rows, int64_t columns) const {
         constexpr bool are_lifted = std::is_same_v<Take, AsItIs<Accumulator>>;
         if (is_keyed<R> && !are_lifted) return false;
-        const bool are_dear = is_norm<R> && !are_lifted;
-        if (are_dear && (columns_overlap_ || rows > new_rows_)) return false;
+        const bool are_expensive = is_norm<R> && !are_lifted;
+        if (are_expensive && (columns_overlap_ || rows > new_rows_)) return false;
         return rows == 1 || (new_rows_ > 1 && rows * columns <= kMostTapsInPlace);
     }
 
@@ -472,8 +473,8 @@ private:
     const T* x_ = nullptr;
     const int64_t* x_strides_ = nullptr;
     int64_t lanes_ = 0;
-    int64_t room_ = 0;   // columns that the buffer is filled with at a time
-    int64_t turns_ = 0;  // of windows a period apart that are written at a time
+    int64_t room_ = 0;             // columns that the buffer is filled with at a time
+    int64_t windows_at_once_ = 0;  // a period apart: how many are written before those between them
 
     Range taps_[kMaxSpatialRank];
     std::vector<const T*> elements_, shifted_elements_;

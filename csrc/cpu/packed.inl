@@ -37,8 +37,8 @@ inline void in_blocks(int64_t planes, int64_t positions, const Body& body) {
 template <class T>
 constexpr int kTransposed = std::min<int>(16, ONNXPOOL_VECTOR_BYTES / sizeof(T));
 
-// Of a group of as many planes as there are lanes, or fewer, the elements at some positions become lanes. Memory is
-// asked for the same of the next group.
+// Of a group of as many planes as there are lanes, or fewer, the elements at some positions become lanes. Those of the
+// next group are prefetched.
 template <class T>
 void pack(const T* planes, int64_t plane_step, int64_t count, int64_t positions, T* target, int64_t lanes) {
     in_blocks<kTransposed<T>>(count, positions, [&](int64_t plane, int64_t position, auto size) {
@@ -48,7 +48,7 @@ void pack(const T* planes, int64_t plane_step, int64_t count, int64_t positions,
     });
 }
 
-// And back.
+// The inverse of pack().
 template <class T>
 void unpack(const T* source, int64_t lanes, T* planes, int64_t plane_step, int64_t count, int64_t positions) {
     in_blocks<kTransposed<T>>(count, positions, [&](int64_t plane, int64_t position, auto size) {
@@ -60,11 +60,11 @@ void unpack(const T* source, int64_t lanes, T* planes, int64_t plane_step, int64
 
 // targets[r * run_step + i] = source[i * runs + r] for any number of runs: many are columns of a matrix.
 template <class T>
-__attribute__((noinline)) void take_turns_apart(const T* source, int64_t runs, int64_t size, T* targets,
-                                                int64_t run_step) {
+__attribute__((noinline)) void deinterleave_runs(const T* source, int64_t runs, int64_t size, T* targets,
+                                                 int64_t run_step) {
     if (runs <= kMostResultPhases) {
         return with_number<2, kMostResultPhases>(
-            runs, [&](auto known) { take_turns_apart<known>(source, size, targets, run_step); });
+            runs, [&](auto known) { deinterleave_runs<known>(source, size, targets, run_step); });
     }
     in_blocks<kTransposed<T>>(size, runs, [&](int64_t i, int64_t run, auto block) {
         transpose_block<block>(source + i * runs + run, runs, targets + run * run_step + i, run_step);

@@ -11,7 +11,7 @@ inline typename R::Accumulator combine_lanes(const R& reduction, V a) {
     }
 }
 
-// Into several accumulators, more of them for long runs: whatever the width of vectors, x[i] goes to the one at
+// Reduces a run in several accumulators, more of them if it is long: whatever the width of vectors, x[i] goes to number
 // i % kAccumulators.
 template <int kAccumulators, class R>
 inline typename R::Accumulator reduce_contiguous(const R& reduction, const typename R::Element* x, int64_t size) {
@@ -25,7 +25,7 @@ inline typename R::Accumulator reduce_contiguous(const R& reduction, const typen
     const auto take_in = [&](V& accumulators, int64_t i) {
         accumulators = reduction.combine(accumulators, lift_at(reduction, load<lanes>(x + i), i));
     };
-    // Those that find room in registers at a time take in their elements of a part that stays in the first cache.
+    // As many as there is room for in registers take in their elements of a part that stays in the first cache.
     constexpr int kept = std::min(vectors, 8);
     constexpr int64_t part = 2048, line = 64 / sizeof(typename R::Element);
     const int64_t whole = size / kAccumulators * kAccumulators;
@@ -37,8 +37,8 @@ inline typename R::Accumulator reduce_contiguous(const R& reduction, const typen
             std::copy_n(partial + first, kept, sums);
             for (int64_t i = begin + first * lanes; i < end; i += kAccumulators) {
                 // One run of memory: nothing else needs places in the first cache.
-                if (!is_long || !kForeseesRuns) {
-                    for (int j = 0; j < kept * lanes; j += line) look_ahead<8192, Cache::kFirst>(x + i + j);
+                if (!is_long || !kHardwarePrefetchesRuns) {
+                    for (int j = 0; j < kept * lanes; j += line) prefetch_line_ahead<8192, Cache::kL1>(x + i + j);
                 }
 #pragma GCC unroll 8
                 for (int v = 0; v < kept; ++v) take_in(sums[v], i + v * lanes);
@@ -126,7 +126,7 @@ void add_row_by_columns(const R& reduction, const typename R::Element* x, int64_
     for (int64_t column = 0; column < columns; ++column, x += x_step) {
         const auto add = [&](const auto& combine) {
             for (int64_t i = 0; i < lanes; i += kCount) {
-                look_ahead<8192>(x + i);
+                prefetch_line_ahead<8192>(x + i);
                 store(new_sums + i, combine(i, V(take(load<kCount>(x + i), column))));
             }
         };
@@ -150,7 +150,7 @@ template <class R, class Take>
 void add_row(const R& reduction, const typename R::Element* x, int64_t columns, int64_t x_step, const Take& take,
              const typename R::Accumulator* sums, typename R::Accumulator* new_sums, int64_t lanes) {
     using T = typename R::Element;
-    // Memory is asked for the next row, which comes when all lanes of this one are done, or for a part of it.
+    // Prefetched is the next row, which comes when all lanes of this one are done, or a part of it.
     constexpr int64_t part = (1 << 16) / sizeof(T), line = 64 / sizeof(T);
     const int64_t ahead = std::clamp<int64_t>(part / std::max<int64_t>(1, x_step), 1, columns) * x_step;
     const auto add = [&](int64_t lane, auto count, auto vectors) {
@@ -159,7 +159,7 @@ void add_row(const R& reduction, const typename R::Element* x, int64_t columns, 
         const T* element = x + lane;
         const auto next = [&](int v, int64_t column) {
             const T* const source = element + v * count;
-            if (v * count % line == 0) look_ahead<0>(source + ahead);
+            if (v * count % line == 0) prefetch_line_ahead<0>(source + ahead);
             return V(take(load<count>(source), column));
         };
         for (int v = 0; v < vectors; ++v) row[v] = next(v, 0);

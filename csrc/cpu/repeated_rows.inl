@@ -22,7 +22,7 @@ void run_repeated_rows(const Call& call, int64_t begin, int64_t end) {
     const int64_t together = std::min(kMostRepeated<T> / size, end - begin);
     Buffer<T> gradients(together * size);
     const bool streams = exceeds_caches<T>(call) && are_whole_lines(static_cast<T*>(call.grad_x.data), columns);
-    const Stores stores = streams ? Stores::kStreaming : Stores::kAhead;
+    const Stores stores = streams ? Stores::kStreaming : Stores::kPrefetching;
     for (int64_t first = begin; first < end; first += together) {
         rows.channels = std::min(together, end - first);
         Call part(rows, call.parameters);

@@ -30,7 +30,7 @@ struct Elements {
     int64_t step;  // from one row to the next
 };
 
-// Those of the windows of a plane's rows.
+// The maxima of a plane's rows of windows.
 class RowMaxima {
 public:
     static constexpr int kCount = kLanes<float>;
@@ -51,7 +51,7 @@ public:
 
     const RowTaps& taps() const { return rows_; }
 
-    // Of this row of windows, whether it looks at no row of elements, and the number of the last one.
+    // Whether a row of windows looks at no row of elements, and the number of the last one that it looks at.
     bool is_empty(int64_t row) const { return rows_.rows[row].begin == rows_.rows[row].end; }
     int64_t last_row(int64_t row) const { return rows_.offsets[rows_.rows[row].end - 1]; }
 
@@ -71,7 +71,8 @@ private:
     using V = Vector<float, kCount>;
     using Positions = Vector<int32_t, kCount>;
 
-    // Comparisons wait for each other: several vectors take turns, about as many as registers hold twice.
+    // Comparisons depend on each other: those of several vectors are interleaved, of about as many as registers hold
+    // twice.
     static constexpr int kMostVectors = ONNXPOOL_VECTOR_BYTES == 32 ? 2 : 4;
 
     // What some vectors have found.
@@ -236,14 +237,14 @@ void forward_row_maxima(const Call& call, int64_t begin, int64_t end) {
     Buffer<float> maxima(most_rows * outputs);
     Buffer<int32_t> positions(maxima.size());
 
-    // Of `count` rows of windows from `first` on, of one plane.
+    // Finds the maxima of `count` rows of windows from `first` on, of one plane.
     const auto find = [&](const T* plane, int64_t first, int64_t count) {
         if (any_copied) {
             const bool is_row = geometry.rank == 1;
             copies.start(plane, is_row ? 0 : Segment::of_windows(geometry.axes[0], first, first + count).element);
         }
         for (int64_t row = first, place = 0; row < first + count; ++row, place += outputs) {
-            shares.ask_for_next(shares.of(row, row + 1));
+            shares.prefetch_next(shares.of(row, row + 1));
             if (rows.is_empty(row)) continue;
             const auto find_in = [&](const Elements& x, const Range& windows) {
                 if (windows.count > 0) rows.find(row, x, windows, maxima.data() + place, positions.data() + place);
@@ -256,7 +257,7 @@ void forward_row_maxima(const Call& call, int64_t begin, int64_t end) {
         }
     };
     const auto write = [&](int64_t size, T* y, int64_t index, int64_t* indices) {
-        const Stores stores = !streams                                                     ? Stores::kAhead
+        const Stores stores = !streams                                                     ? Stores::kPrefetching
                               : are_whole_lines(y, size) && are_whole_lines(indices, size) ? Stores::kStreaming
                                                                                            : Stores::kPlain;
         in_vectors<kLanes<float>>(

@@ -70,8 +70,8 @@ inline V shifted(V first, V second) {
 // and what is half as many taps further on. Each has room for level_size accumulators. What is built of them reaches as
 // far as the first one, of `size`, allows, where it is needed: `needed` has one bit for each level.
 
-// Levels 1 ... kLevels, for taps next to each other and whole vectors, in one pass: two vectors of the level below are
-// shifted in registers. To read what has just been stored, from where no vector begins, would cost more.
+// Builds the levels 1 ... kLevels in one pass, for taps next to each other and whole vectors: two vectors of the level
+// below are shifted in registers. Loading what has just been stored, from where no vector begins, would cost more.
 template <int kLevels, class Combiner>
 void build_low_levels(const Combiner& combiner, typename Combiner::Accumulator* levels, int64_t level_size,
                       int64_t size, uint64_t needed) {
@@ -99,7 +99,7 @@ void build_low_levels(const Combiner& combiner, typename Combiner::Accumulator* 
     for (; vector < vectors + kLevels; ++vector) advance(vector, std::false_type());
 }
 
-// All levels of `count` but the first one.
+// Builds the levels 1 ... count - 1.
 template <class Combiner>
 void build_levels(const Combiner& combiner, typename Combiner::Accumulator* levels, int64_t count, int64_t level_size,
                   int64_t size, int64_t step, uint64_t needed) {
@@ -177,16 +177,16 @@ public:
 
     int64_t capacity() const { return capacity_; }
 
-    // Where the data of a row go,
+    // Where the data of a row are to be put, unless take() does it.
     Accumulator* data(int64_t row) { return padded_.data() + row * size_ + axis_.pad_begin; }
 
-    // or what takes them from here. Rows are all given in the same way.
+    // Takes the data of a row from x. Either all rows are given in this way, or none.
     void take(int64_t row, const Accumulator* x) {
         if (!takes_phases_together_) {
-            const int64_t most = kForeseesRuns ? axis_.input : kAskedTogether<Accumulator>;
+            const int64_t most = kHardwarePrefetchesRuns ? axis_.input : kPrefetchedTogether<Accumulator>;
             for (int64_t i = 0; i < axis_.input; i += most) {
                 const int64_t size = std::min(most, axis_.input - i);
-                if (!kForeseesRuns) prefetch_ahead(x + i, size);
+                if (!kHardwarePrefetchesRuns) prefetch_ahead(x + i, size);
                 std::copy_n(x + i, size, data(row) + i);
             }
             return;
@@ -197,9 +197,9 @@ public:
         const int64_t end = std::clamp((axis_.pad_begin + axis_.input) / stride, begin, places);
         Accumulator* const target = phases_.data() + row * places;
         for (int64_t place = begin, next; place < end; place = next) {
-            next = std::min(place + kAskedTogether<Accumulator> / stride, end);
+            next = std::min(place + kPrefetchedTogether<Accumulator> / stride, end);
             const Accumulator* const source = x + place * stride - axis_.pad_begin;
-            if (!kForeseesRuns) prefetch_ahead(source, (next - place) * stride);
+            if (!kHardwarePrefetchesRuns) prefetch_ahead(source, (next - place) * stride);
             take_phases(source, next - place, target + place);
         }
         const auto take_single = [&](int64_t place) {  // where not all are data
@@ -212,7 +212,7 @@ public:
         for (int64_t place = end; place < places; ++place) take_single(place);
     }
 
-    // To be called when the first `rows` of them are there,
+    // To be called when the data of the first `rows` are there.
     void prepare(int64_t rows) {
         build_levels(combiner_, padded_.data(), level_count_, capacity_ * size_, rows * size_, axis_.dilation,
                      needed_levels_);
@@ -224,7 +224,7 @@ public:
         }
     }
 
-    // and then for each: the pieces of window o are taps[0][o], taps[1][o], ...
+    // What windows along a prepared row are made of: the pieces of window o are taps[0][o], taps[1][o], ...
     const std::vector<const Accumulator*>& taps(int64_t row) {
         const int64_t move = (row - current_row_) * (size_ / axis_.stride);
         for (const Accumulator*& tap : taps_) tap += move;
@@ -239,9 +239,9 @@ private:
         return ceil_div(std::max(row_reach(axis), axis.pad_begin + axis.input), unit) * unit;
     }
 
-    // All of them, where a row at x has so many places.
+    // Deinterleaves all phases of a row at x, of so many places each.
     void take_phases(const Accumulator* x, int64_t places, Accumulator* target) const {
-        take_turns_apart(x, axis_.stride, places, target, phase_size());
+        deinterleave_runs(x, axis_.stride, places, target, phase_size());
     }
 
     int64_t phase_size() const { return capacity_ * (size_ / axis_.stride); }
@@ -254,7 +254,7 @@ private:
     bool are_in_phases_ = false;        // what take() was given
     const int64_t size_;                // of a row
     const int64_t capacity_;            // rows
-    int64_t current_row_ = 0;           // asked for last
+    int64_t current_row_ = 0;           // that taps_ point into
     Buffer<Accumulator> padded_, phases_;
     uint64_t needed_levels_ = 0;                       // one bit for each
     std::vector<int64_t> sources_;                     // where phases begin in padded_
@@ -282,9 +282,9 @@ public:
           padded_(combiner_of(reduction), reduction.identity(), axis_, tables_[last_].windows_share && !R::kInOrder,
                   rows),
           sums_(axis.output),
-          prefetched_(kForeseesRuns && last_ == 0 ? 0 : elements_per_output_row(tables_)),
+          prefetched_(kHardwarePrefetchesRuns && last_ == 0 ? 0 : elements_per_output_row(tables_)),
           position_strides_(position_strides) {
-        if constexpr (is_dear<R>) {
+        if constexpr (is_expensive<R>) {
             if (!is_separable_) lifted_.emplace(reduction, tables_);  // otherwise each is lifted once anyway
         }
     }
@@ -341,7 +341,7 @@ public:
 private:
     void combine_rows(Accumulator* target) {
         taps_[last_] = {0, 1, 1};
-        if constexpr (is_dear<R>) {
+        if constexpr (is_expensive<R>) {
             const auto& rows = lifted_->at(taps_, last_ + 1, x_, strides_);
             return combine_taps(combiner_of(reduction_), rows.data(), static_cast<int64_t>(rows.size()), axis_.input,
                                 AsItIs<Accumulator>(), Keep<Accumulator>{target});
@@ -427,7 +427,7 @@ void forward_rows(const Call& call, int64_t begin, int64_t end) {
         if constexpr (is_keyed<R>) {
             return FinishKeys<R>{reduction, target.y, target.indices, target.first_index, 0};
         } else {
-            return FinishEach<R>{reduction, target.y, divisors.of(target.factor), Stores::kAhead};
+            return FinishEach<R>{reduction, target.y, divisors.of(target.factor), Stores::kPrefetching};
         }
     };
     const auto compute_again = [&](int64_t i, int64_t output) {

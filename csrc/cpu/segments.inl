@@ -14,8 +14,8 @@ struct Segment {
         return {first, last + 1 - first, begin, end - begin};
     }
 
-    // With all windows that cover them: those of the first element begin at most as many strides before it as there
-    // are in a window.
+    // These elements, with all windows that cover them: those of the first element begin at most as many strides before
+    // it as there are in a window.
     static Segment of_elements(const Axis& axis, int64_t begin, int64_t end) {
         const int64_t strides = window_reach(axis) / axis.stride;
         const int64_t first = std::max<int64_t>(0, (begin + axis.pad_begin) / axis.stride - strides);
@@ -23,7 +23,7 @@ struct Segment {
         return {begin, end - begin, first, last + 1 - first};
     }
 
-    // Of the whole axis.
+    // This part of the whole axis, as an axis.
     Axis axis(const Axis& whole) const {
         Axis axis = whole;
         axis.input = elements;
@@ -53,10 +53,10 @@ struct Segments {
 
     Segments() = default;
 
-    // Of at least so many elements.
+    // Cuts an axis into segments of at least so many elements.
     Segments(const Axis& axis, int64_t least, bool of_windows) {
         constexpr int64_t reaches = 8;  // so that little is read twice
-        // Segments that are not short begin at multiples of so many results: where lines of memory do, whatever their
+        // Segments that are not short begin at multiples of so many results: where cache lines do, whatever their
         // type, if rows do.
         const int64_t line = std::clamp<int64_t>(ONNXPOOL_SEGMENT / 4, 1, 64);
         const int64_t reach = window_reach(axis);

@@ -98,8 +98,9 @@ public:
         return end == 0 ? 0 : windows_[end - 1].output + 1;
     }
 
-    // One of the runs of a slice, which begins at `place` of it; the block before has been done for all of them, if
-    // only for what windows of this one have of it: then nothing is put. Memory is asked for what lies `ahead`.
+    // Reduces a block's part of one of the runs of a slice, which begins at `place` of it. The block before has been
+    // done for all runs, if only for what windows of this one have of it: then nothing is put. What lies `ahead` is
+    // prefetched.
     template <class Take, class Put>
     void reduce_run(int64_t number, int64_t place, const typename Take::Source* source, int64_t source_step,
                     int64_t ahead, const Take& take, int64_t run, bool puts, const Put& put) {
@@ -148,7 +149,7 @@ private:
         return ceil_div(run, width) * width * block_;
     }
 
-    // Memory is asked for what lies `ahead`: positions are too far apart for processors to foresee it.
+    // What lies `ahead` is prefetched: positions are too far apart for the hardware prefetcher.
     template <class Take, class Put>
     void reduce_block(const Block& block, const typename Take::Source* source, int64_t source_step, int64_t ahead,
                       const Take& take, int64_t run, Accumulator* rows, const Put& put) {
@@ -160,8 +161,8 @@ private:
         });
     }
 
-    // A block's part of a few vectors next to each other. Its rows, one for each position, hold what the block before
-    // has from there on, and then what this block has.
+    // Reduces a block's part of a few vectors next to each other. Its rows, one for each position, hold what the block
+    // before has from there on, and then what this block has.
     template <int kCount, int kVectors, class Take, class Put>
     void reduce_column(const Block& block, const typename Take::Source* x, int64_t x_step, int64_t ahead,
                        const Take& take, Accumulator* rows, const Put& put_vector) const {
@@ -247,7 +248,7 @@ public:
         }
     }
 
-    // The plane, or its lanes, whose rows are asked for next.
+    // The plane, or its lanes, whose rows are computed next.
     void set_plane(const int64_t* strides, int64_t lanes) {
         const int last = static_cast<int>(tables_.size()) - 1;
         strides_ = strides;
@@ -368,14 +369,14 @@ private:
         reduce_block(block, true);
     }
 
-    // Those of the windows begin ... end - 1 that have no data.
+    // Fills in the windows begin ... end - 1 that have no data.
     void fill_empty(int axis, int64_t begin, int64_t end, int64_t run, Accumulator* target, int64_t target_step) const {
         for (int64_t output = begin; output < end; ++output, target += target_step) {
             if (tables_[axis].taps[output].count == 0) std::fill_n(target, run, reduction_.identity());
         }
     }
 
-    // Along one axis: `run` accumulators at every position, strip by strip.
+    // Reduces along one axis: `run` accumulators at every position, strip by strip.
     template <class Take>
     void reduce(int axis, const typename Take::Source* source, int64_t source_step, const Take& take,
                 Accumulator* target, int64_t target_step, int64_t run) {
@@ -504,7 +505,7 @@ private:
     Buffer<Accumulator> keys_;
 };
 
-// All axes but the last one, or none.
+// What reduces all axes but the last one, or none.
 template <class R>
 auto outer_axes(const R& reduction, const std::vector<AxisTable>& tables, bool are_reduced,
                 [[maybe_unused]] const int64_t* position_strides) {

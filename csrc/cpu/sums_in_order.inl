@@ -1,17 +1,17 @@
 // Part of kernels.inl: see there.
 
 // The sums of elements that follow each other in grad_x. Caches hold those that windows still send to; the ones before
-// are complete and leave as whole lines of memory, past the caches if grad_x exceeds them.
+// are complete and leave as whole cache lines, past the caches if grad_x exceeds them.
 template <class T>
 class SumsInOrder {
 public:
     using Accumulator = accumulator_t<T>;
 
-    // Of elements from `begin` on, with room for so many at least.
+    // For elements from `begin` on, with room for so many at least.
     SumsInOrder(const Call& call, int64_t begin, int64_t room)
         : SumsInOrder(static_cast<T*>(call.grad_x.data), begin, room, exceeds_caches<T>(call)) {}
 
-    // Those of elements begin ... end - 1, when all before are complete.
+    // The sums of elements begin ... end - 1, when all before them are complete.
     Accumulator* between(int64_t begin, int64_t end) {
         const int64_t used = until_;
         complete_ = begin - first_;
@@ -20,13 +20,13 @@ public:
         return sums_.data() + (complete_ - origin_);
     }
 
-    // Elements that are complete and have not been written,
+    // How many elements are complete and have not been written.
     int64_t waiting() const { return complete_ - written_; }
 
-    // of which about so many are: to write all of them at once would be to wait for memory.
+    // Writes about so many of those: to write all of them at once would be to wait for memory.
     void write(int64_t count) { write_lines(std::min(complete_, written_ + count)); }
 
-    // The rest, up to this one.
+    // Writes the rest, up to this element.
     void finish(int64_t end) {
         between(end, end);
         write_lines(complete_);
@@ -50,17 +50,17 @@ private:
 
     template <class Count>
     static void take(T* target, Accumulator* sums, Count n, bool streams) {
-        store_ahead(target, convert<T>(load<n>(sums)), streams);
+        store_prefetching(target, convert<T>(load<n>(sums)), streams);
         store(sums, decltype(load<n>(sums)){});
     }
 
-    // In lines that others write to as well.
+    // Writes elements of lines that others write to as well.
     void write_elements(int64_t end) {
         constexpr std::integral_constant<int, 1> one;
         for (; written_ < end; ++written_) take(lines_ + written_, sums_.data() + (written_ - origin_), one, false);
     }
 
-    // Whole lines that end here or before.
+    // Writes the whole lines that end here or before.
     void write_lines(int64_t end) {
         end = end / kLine * kLine;
         if (written_ >= end) return;
@@ -77,8 +77,8 @@ private:
         written_ = end;
     }
 
-    // For elements up to until_. Windows have sent to those before `used`; all others are 0, and what has been written.
-    // More may be complete than there is room for: elements that no window looks at.
+    // Makes room for elements up to until_. Windows have sent to those before `used`; all others are 0, and what has
+    // been written. More may be complete than there is room for: elements that no window looks at.
     __attribute__((noinline)) void make_room(int64_t used) {
         const int64_t needed = until_ - complete_ + 2 * kLine;
         if (room() < needed) sums_.resize(2 * ceil_div(needed, kLine) * kLine, Accumulator(0));

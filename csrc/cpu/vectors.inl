@@ -119,8 +119,8 @@ inline void store(T* target, V values) {
     }
 }
 
-// Past the caches, to where a vector begins at a multiple of its size. A line that is written as a whole need not be
-// read before, as it is on its way through the caches. Others see it after finish_streaming().
+// A non-temporal store, to where a vector begins at a multiple of its size: it bypasses the caches, so that a cache
+// line that is written as a whole is not read first. Other threads see it after finish_streaming().
 template <class T, class V>
 inline void store_streaming(T* target, V values) {
 #if defined(ONNXPOOL_X86)
@@ -152,63 +152,63 @@ inline void finish_streaming([[maybe_unused]] bool streams) {
 #endif
 }
 
-// Whether processors foresee long runs of memory that are read once, one after the other: then asking for them costs
-// more than it gives. So it is on Zen 3; Zen 4, which has AVX-512, reads them faster when asked.
-constexpr bool kForeseesRuns = ONNXPOOL_VECTOR_BYTES < 64;
+// Whether the hardware prefetcher does well with long runs of memory that are read once, in order: then prefetching
+// them costs more than it gains. So it is on Zen 3; Zen 4, which has AVX-512, reads them faster if they are prefetched.
+constexpr bool kHardwarePrefetchesRuns = ONNXPOOL_VECTOR_BYTES < 64;
 
-// Compilers leave out calls of functions that do nothing but ask.
-#define ONNXPOOL_ASKING __attribute__((always_inline)) inline
+// Compilers may drop calls of functions that do nothing but prefetch, unless they are inlined.
+#define ONNXPOOL_PREFETCHING __attribute__((always_inline)) inline
 
-// Asks for the line of memory with this element. Most lines go to the second cache: it waits for several times as many
-// of them as the first one, which memory keeps waiting too long to be kept busy by so few.
-enum class Cache { kFirst, kSecond };
-template <Cache kCache = Cache::kSecond, class T>
-ONNXPOOL_ASKING void ask_for(const T* element) {
-    __builtin_prefetch(element, 0, kCache == Cache::kFirst ? 3 : 2);
+// Prefetches the cache line with this element. By default into L2, which can have several times as many misses in
+// flight as L1 has: those of L1 are too few to hide the latency of memory.
+enum class Cache { kL1, kL2 };
+template <Cache kCache = Cache::kL2, class T>
+ONNXPOOL_PREFETCHING void prefetch_line(const T* element) {
+    __builtin_prefetch(element, 0, kCache == Cache::kL1 ? 3 : 2);
 }
 
-// Asks for these elements; there need not be any.
+// Prefetches these elements; there need not be any.
 template <class T>
-ONNXPOOL_ASKING void prefetch(const T* elements, int64_t size) {
+ONNXPOOL_PREFETCHING void prefetch(const T* elements, int64_t size) {
     constexpr int64_t line = 64 / sizeof(T);
-    for (int64_t i = 0; i < size; i += line) ask_for(elements + i);
+    for (int64_t i = 0; i < size; i += line) prefetch_line(elements + i);
 }
 
-// Elements that lie between what is read and what is asked for, and most of those that are asked for at a time: more
-// would have to wait for memory.
+// How far ahead of what is read elements are prefetched, and how many of them at a time: more would exceed the misses
+// that can be in flight.
 template <class T>
-constexpr int64_t kAhead = 10240 / sizeof(T);
+constexpr int64_t kPrefetchDistance = 10240 / sizeof(T);
 template <class T>
-constexpr int64_t kAskedTogether = 1024 / sizeof(T);
+constexpr int64_t kPrefetchedTogether = 1024 / sizeof(T);
 
-// Asks for what comes some way behind these elements. To be done for all of them that are read: processors foresee what
-// is read next from what they miss, and miss little then.
+// Prefetches as many elements as these, kPrefetchDistance behind them. To be done for all that are read: the hardware
+// prefetcher learns from misses, of which few are left then.
 template <class T>
-ONNXPOOL_ASKING void prefetch_ahead(const T* elements, int64_t size) {
-    prefetch(elements + kAhead<T>, size);
+ONNXPOOL_PREFETCHING void prefetch_ahead(const T* elements, int64_t size) {
+    prefetch(elements + kPrefetchDistance<T>, size);
 }
 
-// Asks for what a loop that reads here will read later.
-template <int kBytesAhead, Cache kCache = Cache::kSecond, class T>
-ONNXPOOL_ASKING void look_ahead(const T* source) {
-    ask_for<kCache>(source + kBytesAhead / sizeof(T));
+// Prefetches what a loop that reads here will read later.
+template <int kBytesAhead, Cache kCache = Cache::kL2, class T>
+ONNXPOOL_PREFETCHING void prefetch_line_ahead(const T* source) {
+    prefetch_line<kCache>(source + kBytesAhead / sizeof(T));
 }
 
-// Stores would wait for memory, too: it can be asked for lines that will be written, unless they will be streamed.
-enum class Stores { kPlain, kAhead, kStreaming };
+// Stores miss the caches, too: the lines that will be written next are prefetched, or the caches are bypassed.
+enum class Stores { kPlain, kPrefetching, kStreaming };
 
 template <class T, class V>
 inline void store(T* target, V values, Stores stores) {
-    if (stores == Stores::kAhead) __builtin_prefetch(target + 8192 / sizeof(T), 1);
+    if (stores == Stores::kPrefetching) __builtin_prefetch(target + 8192 / sizeof(T), 1);
     store(target, values, stores == Stores::kStreaming);
 }
 
 template <class T, class V>
-inline void store_ahead(T* target, V values, bool streams) {
-    store(target, values, streams ? Stores::kStreaming : Stores::kAhead);
+inline void store_prefetching(T* target, V values, bool streams) {
+    store(target, values, streams ? Stores::kStreaming : Stores::kPrefetching);
 }
 
-// Numbers kBegin, kBegin + 2, kBegin + 4, ... of first and second together.
+// Numbers kBegin, kBegin + 2, kBegin + 4, ... of first and second, which follow each other.
 template <int kBegin, class V, int... i>
 inline V every_second(V first, V second, std::integer_sequence<int, i...>) {
     return __builtin_shufflevector(first, second, (kBegin + 2 * i)...);
@@ -256,46 +256,46 @@ inline auto load_every(const T* x) {
     return every_of<kStep, kBegin>(vectors);
 }
 
-// apart[k]: numbers k, k + kStep, k + 2 kStep, ... of these.
+// deinterleaved[k]: numbers k, k + kStep, k + 2 kStep, ... of these.
 template <int kStep, class V>
-inline void take_apart(const V* vectors, V* apart) {
+inline void deinterleave(const V* vectors, V* deinterleaved) {
     static_assert(kStep <= 4);
     if constexpr (kStep == 3) {
-        apart[0] = every_of<3, 0>(vectors);
-        apart[1] = every_of<3, 1>(vectors);
-        apart[2] = every_of<3, 2>(vectors);
+        deinterleaved[0] = every_of<3, 0>(vectors);
+        deinterleaved[1] = every_of<3, 1>(vectors);
+        deinterleaved[2] = every_of<3, 2>(vectors);
     } else if constexpr (kStep == 2) {
-        apart[0] = every_second<0>(vectors[0], vectors[1]);
-        apart[1] = every_second<1>(vectors[0], vectors[1]);
+        deinterleaved[0] = every_second<0>(vectors[0], vectors[1]);
+        deinterleaved[1] = every_second<1>(vectors[0], vectors[1]);
     } else {
         V even[2], odd[2];
         for (int i = 0; i < 2; ++i) {
             even[i] = every_second<0>(vectors[2 * i], vectors[2 * i + 1]);
             odd[i] = every_second<1>(vectors[2 * i], vectors[2 * i + 1]);
         }
-        apart[0] = every_second<0>(even[0], even[1]);
-        apart[1] = every_second<0>(odd[0], odd[1]);
-        apart[2] = every_second<1>(even[0], even[1]);
-        apart[3] = every_second<1>(odd[0], odd[1]);
+        deinterleaved[0] = every_second<0>(even[0], even[1]);
+        deinterleaved[1] = every_second<0>(odd[0], odd[1]);
+        deinterleaved[2] = every_second<1>(even[0], even[1]);
+        deinterleaved[3] = every_second<1>(odd[0], odd[1]);
     }
 }
 
-// Of vectors in which numbers of kRuns runs take turns, the one with number kVector: of the first runs, and of the one
-// with number kRun.
+// Of the kRuns vectors in which as many runs are interleaved, the one with number kVector: from what the runs before
+// kRun have put there, and from that run.
 template <int kRuns, int kVector, int kRun, class V, int... i>
-inline V with_turns_of(V turns, V run, std::integer_sequence<int, i...>) {
+inline V with_interleaved(V interleaved, V run, std::integer_sequence<int, i...>) {
     constexpr int count = lanes_of<V>;
     constexpr auto lane = [](int wanted) {
         const int place = kVector * count + wanted;
         if (place % kRuns == kRun) return count + place / kRuns;
         return kRun == 1 ? place / kRuns : wanted;  // the first one is still as it was
     };
-    return __builtin_shufflevector(turns, run, lane(i)...);
+    return __builtin_shufflevector(interleaved, run, lane(i)...);
 }
 
-// The numbers of first and second together, in turns.
+// The even and the odd numbers of first and second together.
 template <class V>
-inline void store_alternately(V first, V second, number_t<V>* even, number_t<V>* odd) {
+inline void store_deinterleaved(V first, V second, number_t<V>* even, number_t<V>* odd) {
     if constexpr (sizeof(number_t<V>) == 1) {  // halves of integers of two bytes
         using Pairs = Vector<uint16_t, lanes_of<V> / 2>;
         const Pairs pairs[] = {(Pairs)first, (Pairs)second};
@@ -335,7 +335,7 @@ inline V interleave_halves(V first, V second) {
     return interleave_halves<kBegin>(first, second, std::make_integer_sequence<int, lanes_of<V>>());
 }
 
-// All numbers of both.
+// The numbers of both, in one vector.
 template <class V, int... i>
 inline auto joined(V first, V second, std::integer_sequence<int, i...>) {
     return __builtin_shufflevector(first, second, i...);

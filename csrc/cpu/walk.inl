@@ -49,7 +49,7 @@ inline int64_t lanes_per_block(const Call& call, double accumulators = 1 << 19) 
     return lanes;
 }
 
-// How many rows there are in a plane with these sizes along its axes,
+// The number of rows of a plane with these sizes along its axes.
 template <class Size>
 int64_t rows_of_plane(const Geometry& geometry, Size size_of_axis) {
     int64_t rows = 1;
@@ -57,13 +57,13 @@ int64_t rows_of_plane(const Geometry& geometry, Size size_of_axis) {
     return rows;
 }
 
-// how many elements,
+// The number of its elements.
 template <class Size>
 int64_t plane_size(const Geometry& geometry, Size size_of_axis) {
     return rows_of_plane(geometry, size_of_axis) * size_of_axis(geometry.axes[geometry.rank - 1]);
 }
 
-// and how many rows in the whole tensor.
+// The number of rows of the whole tensor.
 template <class Size>
 int64_t count_rows(const Call& call, Size size_of_axis) {
     const Geometry& geometry = call.geometry;
@@ -94,7 +94,7 @@ inline double plane_elements(const Call& call) {
 #define ONNXPOOL_SEGMENT 2048
 #endif
 
-// Those that flat rows (flat_rows.inl) prepare: the rows of windows, and of elements, each.
+// The rows that flat_rows.inl makes tables of: those of the windows' taps, or of elements if these are more.
 inline double rows_to_look_up(const Geometry& geometry) {
     return std::max(rows_of_windows(geometry), static_cast<double>(rows_of_plane(geometry, input_size)));
 }
@@ -275,8 +275,8 @@ inline bool spans_pooled_axes(const Geometry& geometry) {
 #define ONNXPOOL_LEAST_STREAMED_BYTES (1 << 22)
 #endif
 
-// Whether a result, Y or grad_X, had better be written past the caches: X and Y exceed those of a core several times.
-// Then its memory comes from beyond them, and they would lose it before it is read, or something else instead.
+// Whether a result, Y or grad_X, had better bypass the caches: X and Y exceed those of a core several times. Then the
+// result is not in them before, and would be evicted before it is read, or evict something else.
 template <class T>
 bool exceeds_caches([[maybe_unused]] const Call& call) {
 #if defined(ONNXPOOL_X86)
@@ -289,7 +289,7 @@ bool exceeds_caches([[maybe_unused]] const Call& call) {
 #endif
 }
 
-// Whether these elements are whole lines of memory.
+// Whether these elements are whole cache lines.
 template <class T>
 bool are_whole_lines(const T* elements, int64_t size) {
     constexpr int64_t bytes = 64;
@@ -305,7 +305,7 @@ bool has_whole_lines(const Geometry& geometry, const Operand& operand, int64_t b
     return whole;
 }
 
-// Whether such a result is written past the caches.
+// Whether such a result bypasses the caches.
 template <class T>
 bool is_streamed(const Call& call, const Operand& result, int64_t block) {
     return exceeds_caches<T>(call) && has_whole_lines<T>(call.geometry, result, block);
@@ -319,9 +319,9 @@ constexpr bool may_leave_range<LpNorm<T, kExponent>> = !std::is_same_v<T, float>
 
 // Whether elements cost much to lift: a power with any exponent.
 template <class R>
-constexpr bool is_dear = false;
+constexpr bool is_expensive = false;
 template <class T>
-constexpr bool is_dear<LpNorm<T, kAnyExponent>> = true;
+constexpr bool is_expensive<LpNorm<T, kAnyExponent>> = true;
 
 // Whether elements are accumulators as they are.
 template <class R>
@@ -475,8 +475,8 @@ inline void for_each_row_of_plane(const Geometry& geometry, Size size_of_axis,
 // Whether a run of this size leaves few lanes of the vectors that it takes empty.
 inline bool are_mostly_taken(int64_t size, int64_t lanes) { return 4 * (ceil_div(size, lanes) * lanes) <= 5 * size; }
 
-constexpr int64_t kMostPhases = 2;        // that kernels take apart in vectors on the way
-constexpr int64_t kMostResultPhases = 8;  // that they put together there
+constexpr int64_t kMostPhases = 2;        // that kernels deinterleave in registers
+constexpr int64_t kMostResultPhases = 8;  // that they interleave there
 
 // Along the last axis, which elements results are made of. Where a stride lies between the elements of neighbouring
 // results, or between the results of neighbouring elements, those at positions that leave the same remainder when
@@ -623,7 +623,7 @@ int64_t rows_together(const AlongRow& along, int64_t in_plane, int64_t all) {
     const auto row = static_cast<int64_t>(sizeof(A)) * along.phases * along.result_phases * along.pitch();
     const int64_t rows = std::max<int64_t>(1, bytes / row);
     const int64_t even = rows < in_plane ? ceil_div(in_plane, ceil_div(in_plane, rows)) : rows / in_plane * in_plane;
-    // Results that are written past the caches end where a line of memory does.
+    // Results that bypass the caches end where a cache line does.
     constexpr int64_t line = 64 / sizeof(T);
     const int64_t whole = line / std::gcd(line, along.outputs);
     return std::clamp<int64_t>(all, 1, even > whole ? even / whole * whole : whole * row <= 2 * bytes ? whole : even);

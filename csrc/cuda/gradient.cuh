@@ -149,11 +149,11 @@ class PlaneGradient {
     using Sent = std::conditional_t<kNeedsData, T, comparable_t<T>>;
 
 public:
-    // Of bfloat16, float32 may not hold the factor of the data. Then each datum is divided by the norm.
+    // For bfloat16, float32 may not hold the factor of the data. Then each datum is divided by the norm.
     static constexpr bool kMayLoseFactor = kIsLinear && Gradient::kMayLeaveRange;
 
     PlaneGradient() = default;
-    // Of a window, its index counted within the plane.
+    // `index` counts within the plane.
     __device__ PlaneGradient(T grad_y, [[maybe_unused]] T y, [[maybe_unused]] int64_t index,
                              [[maybe_unused]] int32_t plane_size) {
         if constexpr (R::kIndexed) {
@@ -173,7 +173,7 @@ public:
             if (!is_safe && !(size >= Limits::min() && size <= Limits::max())) factor_ = Limits::quiet_NaN();
         }
     }
-    // Of plane number `plane`.
+    // The gradient of plane number `plane`.
     static __device__ PlaneGradient of(const Problem<Small>& problem, int64_t plane, int32_t plane_size) {
         const Position<Small> place = problem.places[plane];
         T y{};
@@ -191,7 +191,7 @@ public:
         return false;
     }
 
-    // Of element `number` of the plane; if kByFactor, and there is one, by the factor.
+    // The gradient of the plane's element `number`; by the factor, if kByFactor and there is one.
     template <bool kByFactor>
     __device__ T at([[maybe_unused]] const R& reduction, int32_t number, T x) const {
         if constexpr (R::kIndexed) {

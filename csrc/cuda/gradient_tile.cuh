@@ -251,7 +251,7 @@ bool choose_gradient_tiling(const Call& call, const Problem<Small>& problem, Gra
             const auto share = [](int64_t size, int64_t part) {
                 return static_cast<double>(ceil_div(size, part) * part) / static_cast<double>(size);
             };
-            // Of a column of windows, beside what rows cost.
+            // The cost of a column of windows, beside that of its rows.
             constexpr double once = 12;
             const double along_columns =
                 static_cast<double>(most_covering(columns, width)) *

@@ -148,7 +148,7 @@ struct PatchData {
 };
 
 // Reads a patch. What lies outside of the plane is replaced: rows and channels are read from its edge first, since a
-// load that may not happen is dear unless it is of one element. Vectors of columns lie inside.
+// load that may not happen is expensive unless it is of one element. Vectors of columns lie inside.
 template <class P, class T>
 __device__ inline void read_patch(const T* plane, const View<Small>& view, const typename P::RowAxis& rows,
                                   const typename P::ColumnAxis& columns, int32_t first_row, int32_t first_column,
@@ -216,7 +216,7 @@ __device__ inline void write_row(const Value (&values)[P::kColumns * P::kLanes],
     }
 }
 
-// Of the rows from `first_row` of the patch on that a window has, every column.
+// Combines, in every column, the rows of a window that begins in row `first_row` of the patch.
 template <class R, class P>
 __device__ inline void reduce_columns(const R& reduction, const PatchData<P, typename R::Element>& data, int first_row,
                                       typename R::Accumulator (&columns)[P::kInputColumns * P::kLanes]) {
@@ -306,7 +306,7 @@ __device__ inline uint32_t larger_pair(uint32_t a, uint32_t b) {
 #endif
 }
 
-// Of the windows of a row of outputs, all elements combined as they are, two at a time.
+// Combines the elements of the windows of a row of outputs as they are, two at a time.
 template <class P, class T, class Combine>
 __device__ inline void reduce_row_of_pairs(const PatchData<P, T>& data, int first_row, const Combine& combine,
                                            T (&results)[P::kColumns * P::kLanes]) {
@@ -336,8 +336,8 @@ __device__ inline void reduce_row_of_pairs(const PatchData<P, T>& data, int firs
     }
 }
 
-// Of a window in column `first_column` of the patch, the largest datum, and its number among the taps, counted row by
-// row from `taps_before` on; if none is larger than the one before, that stays.
+// Finds the largest datum of a window in column `first_column` of the patch, and its number among the taps, counted row
+// by row from `taps_before` on; if none is larger than the one before, that stays.
 template <class P, class T>
 __device__ inline void find_largest(const PatchData<P, T>& data, int first_row, int first_column, int lane,
                                     int32_t taps_before, comparable_t<T>& largest, int32_t& tap) {
@@ -555,7 +555,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- The choice ----
 
-// Of any size: what is made anew for each takes time to compile.
+// Launches patches of any size: what is made anew for each takes time to compile.
 inline void launch_patches(void (*kernel)(int64_t, Problem<Small>), PatchSize size, const Call& call,
                            const Context& context) {
     Problem<Small> problem(call);
@@ -582,7 +582,7 @@ struct PatchShapes {
     template <int kBefore>
     using LongVectors = Patch<Window, 8, 8, 1, 8, kBefore>;
     using Elements = Patch<Window, slides ? 8 : 4, 2, 1>;
-    // With several slices, whose combined columns take registers as well.
+    // For windows over three axes, whose combined columns take registers as well.
     using VolumeChannels = Patch<Window, 2, 2, is_narrow ? 4 : 2>;
     using VolumeElements = Patch<Window, slides ? 4 : 2, 2, 1>;
 };
@@ -612,7 +612,7 @@ void forward_patches_of(const Call& call, const Context& context) {
             return launch_patches<R, typename Shapes::Channels>(call, context);
         }
     }
-    // Those that keep the size, and those of a stem or between stages.
+    // Windows that keep the size have `half` columns before the first one; those between stages may have none.
     constexpr int half = Window::kKernel > Window::kStride ? Window::kKernel / 2 : 0;
     if constexpr (is_half_precision<T> && Window::kStride == 1 && !Shapes::is_row && !R::kIndexed) {
         if (forward_vectors<R, typename Shapes::template LongVectors<half>>(call, context)) return;

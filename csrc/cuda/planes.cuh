@@ -88,7 +88,7 @@ struct Planes {
         return {begin, begin + part < size ? part : size - begin, 1};
     }
 
-    // Into parts of at least `smallest` elements: no more of them than keep the device busy, to the end.
+    // Cuts the plane into parts of at least `smallest` elements: no more of them than keep the device busy, to the end.
     void split(int64_t blocks, int64_t smallest) {
         const int64_t most = std::clamp<int64_t>(size / smallest, 1, kMostParts);
         const int64_t at_once = wanted_blocks();
@@ -225,7 +225,8 @@ struct Packing {
     int32_t bytes = 0;   // of the copy, with what fills the last 16 of them
 };
 
-// Of two-byte elements, five blocks run at once if they are made to: what is rare must not take registers.
+// With elements of two bytes, five blocks run at once if launch bounds ask for it: what is rare must not take
+// registers.
 template <class R>
 __global__ void __launch_bounds__(kThreads, sizeof(typename R::Element) < 4 ? 5 : 0)
     forward_packed_planes(int64_t first_block, const __grid_constant__ Problem<Small> problem,

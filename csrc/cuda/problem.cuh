@@ -37,14 +37,14 @@ struct Divider<int32_t> {
     }
     ONNXPOOL_HOST_DEVICE operator int32_t() const { return value; }
 
-    // Of a numerator >= 0.
+    // For a numerator >= 0.
     ONNXPOOL_HOST_DEVICE friend int32_t operator/(int32_t numerator, const Divider& divider) {
         const auto n = static_cast<uint32_t>(numerator);
         const auto high = static_cast<uint32_t>((static_cast<uint64_t>(n) * divider.multiplier) >> 32);
         return static_cast<int32_t>((high + n) >> divider.shift);
     }
-    // Of a numerator below 2^62 by at most 2^30: then the multiplier makes quotients too large, but 32 bits hold what
-    // that is too much, times the divisor.
+    // For a numerator below 2^62 and a divisor of at most 2^30: the multiplier makes quotients too large then, by so
+    // little that the excess times the divisor fits into 32 bits.
     ONNXPOOL_HOST_DEVICE friend int64_t operator/(int64_t numerator, const Divider& divider) {
         const auto n = static_cast<uint64_t>(numerator);
         const uint64_t high = (n >> 32) * divider.multiplier + ((n & 0xffffffffu) * divider.multiplier >> 32);
@@ -244,7 +244,7 @@ struct Problem {
         channels = 1;
     }
 
-    // Of all that is numbered.
+    // How many planes the numbered places have.
     int64_t planes(const Call& call) const { return call.geometry.batch * places.channel_blocks; }
 
 private:

@@ -103,7 +103,7 @@ public:
     // What is written, and how many of its places there are along the first axis.
     static ONNXPOOL_HOST_DEVICE const View<Small>& target(const Problem<Small>& problem) { return problem.y; }
     static int32_t depth(const Problem<Small>& problem) { return problem.axes[0].output; }
-    // Of the memory that threads share, for a tile of so many rows and columns.
+    // Bytes of shared memory for a tile of so many rows and columns.
     static int64_t shared_bytes(const Problem<Small>&, int64_t rows, int64_t columns) {
         return (rows + columns) * static_cast<int64_t>(sizeof(int32_t));
     }
@@ -453,8 +453,8 @@ bool choose_separable_tiling(const Call& call, const Problem<Small>& problem, Se
     return true;
 }
 
-// With runs of kRun, or of shorter ones where only their windows have taps in common. False if these kernels do not
-// take the windows.
+// Launches with runs of kRun windows, or shorter ones where only those have taps in common. False if these kernels do
+// not take the windows.
 template <class Work, int kRun>
 bool launch_separable(const Call& call, const Problem<Small>& problem, const Context& context) {
     constexpr int short_run = 8;

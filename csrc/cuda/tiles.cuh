@@ -67,7 +67,7 @@ struct Tile {
         planes = remaining < tiles.planes ? static_cast<int32_t>(remaining) : tiles.planes.value;
     }
 
-    // Of one of its planes.
+    // Where one of its planes lies.
     __device__ Position<Small> position(const Problem<Small>& problem, int32_t plane) const {
         const Divider<int32_t>& channels = problem.places.channel_blocks;
         const int64_t image = (first_plane + plane) / channels;
