@@ -23,6 +23,7 @@ from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 3
+NOT_INSTALLED = "(not installed)"
 CYCLES_TO_ENQUEUE = 100_000  # of a GPU: 50 us, which is more than a call from Python takes
 
 console = Console()
@@ -46,10 +47,10 @@ def race(contestants: dict[str, Sequence[Call]], seconds: float, device: str = "
     than ``seconds`` is timed once.
     """
     take_turn = _turn if device == "cpu" else _turn_on_gpu
-    kept = {name: [_keeping_its_result(call) for call in variants] for name, variants in contestants.items()}
-    for variants in kept.values():
-        _warm_up(variants, seconds)
-    calls = {name: cycle(variants) for name, variants in kept.items()}
+    calls = {
+        name: cycle(_warmed_up([_keeping_its_result(call) for call in variants], seconds))
+        for name, variants in contestants.items()
+    }
     samples: dict[str, list[float]] = {name: [] for name in contestants}
     racing = set(contestants)
     for _ in range(ROUNDS):
@@ -73,13 +74,17 @@ def _keeping_its_result(call: Call) -> Call:
     return keep
 
 
-def _warm_up(variants: Sequence[Call], seconds: float) -> None:
-    """Each of them, which makes room for all results; of slow ones, whose results cost little in comparison, some."""
+def _warmed_up(variants: Sequence[Call], seconds: float) -> Sequence[Call]:
+    """Those that have been called once, and found room for their results; of slow ones as many as there was time for.
+
+    To touch memory for the first time can take a virtual machine longer than the call itself. Others are not timed.
+    """
     deadline = time.perf_counter() + 2 * seconds
-    for call in variants:
+    for number, call in enumerate(variants, start=1):
         call()
         if time.perf_counter() > deadline:
-            break
+            return variants[:number]
+    return variants
 
 
 def last_level_cache() -> int:
@@ -186,11 +191,15 @@ def _processor() -> str:
     return f"{facts['model name']} (family {facts.get('cpu family')}, model {facts.get('model')})"
 
 
+def is_installed(distribution: str) -> bool:
+    return _version(distribution) != NOT_INSTALLED
+
+
 def _version(distribution: str) -> str:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return "(not installed)"
+        return NOT_INSTALLED
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

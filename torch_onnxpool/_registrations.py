@@ -168,7 +168,7 @@ class Operator:
         ctx.save_for_backward(*kept)
 
     def with_gradient_needs(self, kept: Sequence[Tensor], attributes: dict[str, Any]) -> Sequence[Tensor]:
-        """The same where a maximum was not asked where it is."""
+        """The same where a maximum was computed without Indices."""
         if 1 + len(kept) < self.backward_inputs:
             return (*kept, dispatch(self.with_indices, (kept[0].detach(),), attributes)[1])
         return kept
@@ -492,7 +492,7 @@ class PlainPoolFunction(torch.autograd.Function):
 
 
 class PoolFunction(PlainPoolFunction):
-    """The same for all tensors, dearer by 1 us: torch saves for either direction."""
+    """The same for all tensors, 1 us slower: torch saves for either direction."""
 
     @staticmethod
     def forward(ctx, call: Call, *tensors: Tensor):

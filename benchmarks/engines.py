@@ -1,0 +1,174 @@
+"""Who runs the cases of the tests' table: each as a model of one node, in every engine that is installed.
+
+    python benchmarks/engines.py [--output PATH]
+
+A case counts as right if the model loads, runs and gives the numbers of the tests' oracle, as wrong if it gives others,
+and as refused otherwise. onnx2torch and onnx2pytorch are not among the development requirements, and they want packages
+that would bring another torch along: `pip install --no-deps onnx2torch onnx2pytorch torchvision==...` adds them beside
+the torch that is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import harness
+import numpy as np
+import onnx
+import torch
+from harness import console
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "export_tests")]
+from cases import CASES, QUANTISED, UNPOOL_CASES, Case  # noqa: E402
+from exporting import assert_close, make_node, one_node_model, run_onnxruntime, run_reference  # noqa: E402
+from tensors import expected, to_array, to_tensor  # noqa: E402
+
+from torch_onnxpool.onnx import layer_from_node  # noqa: E402
+
+OPSETS = range(11, 21)  # above, onnxruntime has no GlobalLpPool
+RIGHT, WRONG, REFUSED = "right", "wrong", "refused"
+Arrays = list[np.ndarray]
+
+
+class Question(NamedTuple):
+    """A model of one node, its inputs and what must come out."""
+
+    operator: str
+    opset: int
+    model: onnx.ModelProto
+    inputs: Arrays
+    answer: Arrays
+
+
+def questions() -> Iterator[Question]:
+    """All cases that an opset can say, those of MaxPool also with Indices."""
+    for case in (*CASES, *UNPOOL_CASES):
+        if float(case.attributes.get("p", 2)).is_integer():
+            yield _question(case, case.operator, outputs=1)
+            if case.operator == "MaxPool":
+                yield _question(case, "MaxPool with Indices", outputs=2)
+
+
+def _question(case: Case, operator: str, outputs: int) -> Question:
+    dtype = "uint8" if case.operator in QUANTISED else "float32"
+    inputs, attributes = case.inputs(dtype), dict(case.attributes)
+    names = ["X", "x_scale", "x_zero_point", "y_scale", "y_zero_point"] if case.operator in QUANTISED else ["X", "I"]
+    names = names[: len(inputs)]
+    if "output_shape" in attributes:
+        names.append("output_shape")
+        inputs.append(np.array(attributes.pop("output_shape"), np.int64))
+    domain = "com.microsoft" if case.operator in QUANTISED else ""
+    node = make_node(case.operator, outputs, tuple(names), domain, **attributes)
+    answer = [value if value.dtype == np.int64 else value.astype(inputs[0].dtype) for value in expected(case, dtype)]
+    opset = _oldest_opset(node)
+    return Question(operator, opset, one_node_model(node, inputs, opset), inputs, answer[:outputs])
+
+
+def _oldest_opset(node: onnx.NodeProto) -> int:
+    """The one that most engines know, of those that have all of the node's attributes."""
+    if node.domain:
+        return OPSETS[0]
+    names = {attribute.name for attribute in node.attribute}
+    return next(opset for opset in OPSETS if names <= onnx.defs.get_schema(node.op_type, opset).attributes.keys())
+
+
+# The engines: what they make of a model and its inputs
+
+
+def by_layer(model: onnx.ModelProto, inputs: Arrays) -> Arrays:
+    node = model.graph.node[0]
+    opset = next(entry.version for entry in model.opset_import if entry.domain == node.domain)
+    return _outputs(layer_from_node(node, opset), inputs)
+
+
+def by_onnx2torch(model: onnx.ModelProto, inputs: Arrays) -> Arrays:
+    return _outputs(import_module("onnx2torch").convert(model), inputs)
+
+
+def by_onnx2pytorch(model: onnx.ModelProto, inputs: Arrays) -> Arrays:
+    return _outputs(import_module("onnx2pytorch").ConvertModel(model), inputs)
+
+
+def _outputs(module: torch.nn.Module, inputs: Arrays) -> Arrays:
+    with torch.no_grad():
+        outputs = module(*map(to_tensor, inputs))
+    return [to_array(output) for output in (outputs if isinstance(outputs, (list, tuple)) else [outputs])]
+
+
+ENGINES: dict[str, Callable[[onnx.ModelProto, Arrays], Arrays]] = {
+    "torch_onnxpool": by_layer,
+    "onnxruntime": run_onnxruntime,
+    "onnx": run_reference,  # its reference evaluator
+    "onnx2pytorch": by_onnx2pytorch,
+    "onnx2torch": by_onnx2torch,
+}
+
+
+def outcome(engine: Callable[[onnx.ModelProto, Arrays], Arrays], question: Question) -> str:
+    try:
+        results = engine(question.model, question.inputs)
+    except Exception:  # of many engines, each with errors of its own
+        return REFUSED
+    try:
+        assert_close(results, question.answer)
+    except AssertionError:
+        return WRONG
+    return RIGHT
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--output", type=Path, default=harness.RESULTS / "engines", help="without suffix")
+    options = parser.parse_args()
+    logging.disable()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    engines = {name: engine for name, engine in ENGINES.items() if harness.is_installed(name)}
+    asked = list(questions())
+    counts: dict[str, dict[str, Counter]] = {name: {} for name in engines}
+    with harness.progress_bar() as progress:
+        for question in progress.track(asked, description="cases"):
+            for name, engine in engines.items():
+                of_operator = counts[name].setdefault(question.operator, Counter())
+                of_operator[outcome(engine, question)] += 1
+    report(counts, len(asked), options.output)
+
+
+def report(counts: dict[str, dict[str, Counter]], cases: int, output: Path) -> None:
+    totals = {name: sum(by_operator.values(), Counter()) for name, by_operator in counts.items()}
+    summary = [
+        [f"{name} {metadata.version(name)}", *(str(total[kind]) for kind in (RIGHT, WRONG, REFUSED))]
+        for name, total in totals.items()
+    ]
+    operators = list(next(iter(counts.values())))
+    rows = [
+        [operator, str(next(iter(counts.values()))[operator].total())]
+        + [str(by_operator[operator][RIGHT]) for by_operator in counts.values()]
+        for operator in operators
+    ]
+    headings = [f"of {cases} cases", RIGHT, WRONG, REFUSED]
+    harness.print_table(headings, summary)
+    machine = {
+        "models": f"one node, at the oldest opset from {OPSETS[0]} on that has its attributes; float32, or uint8",
+        "versions": ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", *counts)),
+    }
+    sections = [
+        "How this is counted: benchmarks/engines.py.",
+        harness.markdown_table(headings, summary),
+        "## Right ones by operator",
+        harness.markdown_table(["operator", "cases", *counts], rows),
+    ]
+    harness.write(output, "Single-node models in each engine", machine, sections, {"counts": counts})
+
+
+if __name__ == "__main__":
+    main()
