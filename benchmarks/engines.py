@@ -1,11 +1,11 @@
 """Who runs the cases of the tests' table: each as a model of one node, in every engine that is installed.
 
-    python benchmarks/engines.py [--output PATH]
+    python benchmarks/engines.py [--operator NAME] [--output PATH]
 
 A case counts as right if the model loads, runs and gives the numbers of the tests' oracle, as wrong if it gives others,
 and as refused otherwise. onnx2torch and onnx2pytorch are not among the development requirements, and they want packages
-that would bring another torch along: `pip install --no-deps onnx2torch onnx2pytorch torchvision==...` adds them beside
-the torch that is there.
+that would bring another torch along: `pip install --no-deps onnx2torch onnx2pytorch` adds them, beside the torchvision
+that belongs to the torch that is there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import harness
 import numpy as np
 import onnx
 import torch
-from harness import console
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "export_tests")]
@@ -127,13 +126,17 @@ def outcome(engine: Callable[[onnx.ModelProto, Arrays], Arrays], question: Quest
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--output", type=Path, default=harness.RESULTS / "engines", help="without suffix")
+    parser.add_argument("--operator", action="append", metavar="NAME", help="only the cases of NAME")
+    parser.add_argument(
+        "--output", type=Path, default=harness.RESULTS / "engines", help="the written files' path, without its suffix"
+    )
     options = parser.parse_args()
     logging.disable()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     engines = {name: engine for name, engine in ENGINES.items() if harness.is_installed(name)}
-    asked = list(questions())
+    wanted = options.operator
+    asked = [question for question in questions() if not wanted or question.operator in wanted]
     counts: dict[str, dict[str, Counter]] = {name: {} for name in engines}
     with harness.progress_bar() as progress:
         for question in progress.track(asked, description="cases"):

@@ -12,7 +12,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 def _run(script: str, *arguments: str | Path) -> None:
-    command = [sys.executable, BENCHMARKS / script, "--quick", *arguments]
+    command = [sys.executable, BENCHMARKS / script, *arguments]
     finished = subprocess.run(command, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
 
@@ -22,7 +22,7 @@ def test_pooling(tmp_path):
     workload = "AveragePool 2x2 s2, 8x128x56x56"
     peers = {"torch", "torch channels_last", "oneDNN", "onnxruntime"}
     for arguments, expected in (([], peers), (["--backward"], {"torch", "torch channels_last"})):
-        _run("pooling.py", "--workload", workload, "--output", tmp_path / "pooling", *arguments)
+        _run("pooling.py", "--quick", "--workload", workload, "--output", tmp_path / "pooling", *arguments)
         results = json.loads((tmp_path / "pooling.json").read_text())
         (result,) = results["results"]
         assert result["workload"] == workload
@@ -34,7 +34,7 @@ def test_pooling(tmp_path):
 
 def test_random_workloads(tmp_path):
     """Random windows are valid, the same for a seed, and sorted by how far the peers are ahead."""
-    arguments = ("--random", "1", "--workload", "MaxPool 5x5", "--output", tmp_path / "random")
+    arguments = ("--quick", "--random", "1", "--workload", "MaxPool 5x5", "--output", tmp_path / "random")
     _run("pooling.py", *arguments)
     results = json.loads((tmp_path / "random.json").read_text())["results"]
     assert results
@@ -53,10 +53,20 @@ def test_random_workloads(tmp_path):
 
 
 def test_call_overhead(tmp_path):
-    _run("call_overhead.py", "--output", tmp_path / "call_overhead")
+    _run("call_overhead.py", "--quick", "--output", tmp_path / "call_overhead")
     rows = json.loads((tmp_path / "call_overhead.json").read_text())["microseconds"]
     assert "GlobalLpPool" in rows
     assert "GlobalLpPool" in (tmp_path / "call_overhead.md").read_text()
+
+
+def test_engines(tmp_path):
+    """All is right with ours; onnxruntime refuses four axes, for one."""
+    _run("engines.py", "--operator", "MaxUnpool", "--output", tmp_path / "engines")
+    counts = json.loads((tmp_path / "engines.json").read_text())["counts"]
+    (ours,) = counts["torch_onnxpool"].values()
+    assert set(ours) == {"right"}
+    assert 0 < counts["onnxruntime"]["MaxUnpool"]["right"] < ours["right"]
+    assert "MaxUnpool" in (tmp_path / "engines.md").read_text()
 
 
 def test_case_table():
