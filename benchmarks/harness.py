@@ -1,4 +1,4 @@
-"""What both benchmarks share: timing, the machine's description, tables and files."""
+"""What the benchmarks share: timing, the machine's description, tables and files."""
 
 from __future__ import annotations
 
