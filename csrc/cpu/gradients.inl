@@ -324,12 +324,18 @@ void backward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
     finish_streaming(streams);
 }
 
+template <class G>
+int64_t planes_packed_for_gradient(const Geometry& geometry) {
+    constexpr int64_t size = sizeof(typename G::Element);
+    return packed_planes<typename G::Accumulator>(geometry, size, size);
+}
+
 // Units are groups of planes. A row of gradients is unpacked as soon as it is complete.
 template <class G>
 void backward_packed(const Call& call, int64_t begin, int64_t end) {
     using T = typename G::Element;
     const Geometry& geometry = call.geometry;
-    const int64_t lanes = packed_planes<typename G::Accumulator>(geometry, sizeof(T));
+    const int64_t lanes = planes_packed_for_gradient<G>(geometry);
     LaneGradients<G> gradients(call);
     int64_t y_strides[2 + kMaxSpatialRank] = {0, 1};
     const int64_t y_size = packed_strides(geometry, lanes, output_size, y_strides + 2);

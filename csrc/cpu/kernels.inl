@@ -61,7 +61,7 @@ bool is_worth_packing(const Geometry& geometry, bool are_rows_expensive) {
     constexpr double large = R::kInOrder ? 1 << 23 : 1 << 19;
     constexpr int64_t most_lanes = R::kInOrder ? 8 : 1;  // for a plane
     if (geometry.axes[geometry.rank - 1].input >= narrow && !are_rows_expensive && !R::kInOrder) return false;
-    const int64_t planes = packed_planes<typename R::Accumulator>(geometry, sizeof(typename R::Element));
+    const int64_t planes = planes_packed_for<R>(geometry);
     if (geometry.batch * geometry.channels * most_lanes < planes) return false;
     auto bytes = static_cast<double>(planes) * sizeof(typename R::Element);
     for (int a = 0; a < geometry.rank; ++a) {
@@ -114,7 +114,7 @@ struct GeneralForm<KeyedMax<T>> {
 
 template <class R>
 Task plan_packed(const Call& call) {
-    const int64_t planes = packed_planes<typename R::Accumulator>(call.geometry, sizeof(typename R::Element));
+    const int64_t planes = planes_packed_for<R>(call.geometry);
     return {forward_packed<R>, ceil_div(call.geometry.batch * call.geometry.channels, planes),
             plane_elements(call) * static_cast<double>(planes)};
 }
@@ -423,8 +423,7 @@ Task plan_sum_gradient(const Call& call) {
                         ceil_div(planes, RowsOfCoverings<typename G::Element, typename G::Accumulator>(call).planes));
         }
         if (can_be_packed) {
-            const int64_t lanes = packed_planes<typename G::Accumulator>(geometry, sizeof(typename G::Element));
-            return task(backward_packed<G>, ceil_div(planes, lanes));
+            return task(backward_packed<G>, ceil_div(planes, planes_packed_for_gradient<G>(geometry)));
         }
     }
     return are_rows_long ? task(backward_rows<G>, planes) : Task{};

@@ -1,21 +1,30 @@
 // Part of kernels.inl: see there.
 // Small planes: rows would fill no vector, so that as many planes as a vector has lanes are packed side by side.
 
-// How many: whole vectors of them, as long as they stay in the caches.
+// How many, for accumulators of type A: whole vectors of them, as long as a group's inputs and outputs, which take so
+// many bytes each, stay in the caches.
 template <class A>
-int64_t packed_planes(const Geometry& geometry, int64_t element_size) {
+int64_t packed_planes(const Geometry& geometry, int64_t input_bytes, int64_t output_bytes) {
     constexpr int64_t least = 64 / sizeof(A) > 16 ? 64 / sizeof(A) : 16, most = 8 * least;
-    constexpr double cached_bytes = 1 << 17;
-    double bytes = static_cast<double>(element_size);
+    constexpr double cached_bytes = 144 << 10;
+    auto inputs = static_cast<double>(input_bytes), outputs = static_cast<double>(output_bytes);
     for (int a = 0; a < geometry.rank; ++a) {
-        bytes *= static_cast<double>(std::max(geometry.axes[a].input, geometry.axes[a].output));
+        inputs *= static_cast<double>(geometry.axes[a].input);
+        outputs *= static_cast<double>(geometry.axes[a].output);
     }
     int64_t planes = least;
-    while (planes < most && 2 * bytes * static_cast<double>(planes) <= cached_bytes &&
+    while (planes < most && 2 * static_cast<double>(planes) * (inputs + outputs) <= cached_bytes &&
            2 * planes <= geometry.batch * geometry.channels) {
         planes *= 2;
     }
     return planes;
+}
+
+// For a reduction: those of keys have an index beside each result.
+template <class R>
+int64_t planes_packed_for(const Geometry& geometry) {
+    constexpr int64_t size = sizeof(typename R::Element), index_size = is_keyed<R> ? sizeof(int64_t) : 0;
+    return packed_planes<typename R::Accumulator>(geometry, size, size + index_size);
 }
 
 // body(plane, position, size) for blocks of `size` planes and positions that cover all of them, in the order in which
@@ -86,9 +95,9 @@ int64_t packed_strides(const Geometry& geometry, int64_t lanes, Size size_of_axi
 template <class R>
 void forward_packed(const Call& call, int64_t begin, int64_t end) {
     using T = typename R::Element;
-    const int64_t lanes = packed_planes<typename R::Accumulator>(call.geometry, sizeof(T));
     const R reduction(call.parameters);
     const Geometry& geometry = call.geometry;
+    const int64_t lanes = planes_packed_for<R>(geometry);
     LaneRows<R> rows = rows_of_windows(reduction, call);
 
     int64_t x_strides[kMaxSpatialRank], y_strides[kMaxSpatialRank];
