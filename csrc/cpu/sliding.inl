@@ -122,30 +122,42 @@ private:
         size_t first_window, end_window;  // of those that end in it
     };
 
-    // column(i, lanes, vectors) for pairs of vectors that cover 0 ... size - 1, or single and then smaller ones where
-    // there is no room for a pair. The last two may overlap.
-    template <int kCount, class Column>
+    // Vectors that are reduced at a time: along the axis, each accumulator depends on the one before.
+    static constexpr int kMostVectors = 4;
+
+    // column(i, lanes, vectors) for vectors that cover 0 ... size - 1, as many at a time as there is room for; or for a
+    // smaller one. The last ones may overlap.
+    template <int kCount, int kVectors = kMostVectors, class Column>
     static void in_columns(int64_t size, const Column& column) {
-        constexpr int smaller = kCount >= 16 ? kCount / 4 : kCount >= 8 ? kCount / 2 : 1;
-        const auto cover = [&](auto vectors) {
-            constexpr int64_t width = kCount * vectors;
-            for (int64_t i = 0; i < size; i += width) {
-                column(std::min(i, size - width), std::integral_constant<int, kCount>(), vectors);
+        constexpr int64_t width = kCount * kVectors;
+        if (size < width) {
+            if constexpr (kVectors > 1) {
+                return in_columns<kCount, kVectors / 2>(size, column);
+            } else if constexpr (kCount > 1) {
+                return in_columns<(kCount >= 16 ? kCount / 4 : kCount >= 8 ? kCount / 2 : 1), 1>(size, column);
             }
-        };
-        if constexpr (kCount == kLanes<Accumulator>) {
-            if (size >= 2 * kCount) return cover(std::integral_constant<int, 2>());
         }
-        if constexpr (kCount > 1) {
-            if (size < kCount) return in_columns<smaller>(size, column);
+        int64_t i = 0;
+        for (; i + width <= size; i += width) {
+            column(i, std::integral_constant<int, kCount>(), std::integral_constant<int, kVectors>());
         }
-        cover(std::integral_constant<int, 1>());
+        if (i < size) in_last_columns<kCount, kVectors>(size, size - i, column);
+    }
+
+    template <int kCount, int kVectors, class Column>
+    static void in_last_columns(int64_t size, int64_t rest, const Column& column) {
+        if constexpr (kVectors > 1) {
+            if (2 * rest <= kCount * kVectors) return in_last_columns<kCount, kVectors / 2>(size, rest, column);
+        }
+        column(size - kCount * kVectors, std::integral_constant<int, kCount>(),
+               std::integral_constant<int, kVectors>());
     }
 
     // Accumulators for the rows of a block.
     int64_t room(int64_t run) const {
         constexpr int64_t vector = kLanes<Accumulator>;
-        const int64_t width = run < 2 * vector ? vector : 2 * vector;
+        int64_t width = vector;
+        while (width < kMostVectors * vector && run >= 2 * width) width *= 2;
         return ceil_div(run, width) * width * block_;
     }
 
