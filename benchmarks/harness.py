@@ -38,30 +38,39 @@ class Timing(NamedTuple):
     calls: int
 
 
-def race(contestants: dict[str, Sequence[Call]], seconds: float, device: str = "cpu") -> dict[str, Timing]:
+def race(
+    contestants: dict[str, Sequence[Call]], seconds: float, device: str = "cpu", room: int = 0
+) -> dict[str, Timing]:
     """Time each contestant for about ``seconds``, in turns, so that all see the same weather.
 
     A contestant is a list of calls doing the same work on different memory; they are called one after the other. What
     a call returns is kept until the same is called again, so that results go round as much memory as their inputs do.
     In each turn the first call does not count: it finds the caches as another one left them. A call that takes longer
-    than ``seconds`` is timed once.
+    than ``seconds`` is timed once. Before each turn, ``room`` bytes are touched that results may get.
     """
     take_turn = _turn if device == "cpu" else _turn_on_gpu
-    calls = {
-        name: cycle(_warmed_up([_keeping_its_result(call) for call in variants], seconds))
-        for name, variants in contestants.items()
-    }
+    calls = {}
+    for name, variants in contestants.items():
+        _touch(room)
+        calls[name] = cycle(_warmed_up([_keeping_its_result(call) for call in variants], seconds))
     samples: dict[str, list[float]] = {name: [] for name in contestants}
     racing = set(contestants)
     for _ in range(ROUNDS):
         for name in contestants:
             if name in racing:
+                _touch(room)
                 first, *others = take_turn(calls[name], seconds / ROUNDS)
                 if first > seconds:
                     racing.remove(name)
                     others = [first]
                 samples[name] += others
     return {name: Timing(median(taken), min(taken), len(taken)) for name, taken in samples.items()}
+
+
+def _touch(room: int) -> None:
+    """Some of the memory that glibc gives next. It seldom fits aligned blocks into freed ones of the same size, so that
+    results get new memory now and then, which a virtual machine takes longer to touch first than many calls take."""
+    torch.empty(room, dtype=torch.uint8).fill_(1)
 
 
 def _keeping_its_result(call: Call) -> Call:
@@ -75,10 +84,7 @@ def _keeping_its_result(call: Call) -> Call:
 
 
 def _warmed_up(variants: Sequence[Call], seconds: float) -> Sequence[Call]:
-    """Those that have been called once, and found room for their results; of slow ones as many as there was time for.
-
-    To touch memory for the first time can take a virtual machine longer than the call itself. Others are not timed.
-    """
+    """Those that have been called once, and found room for their results: of slow ones some."""
     deadline = time.perf_counter() + 2 * seconds
     for number, call in enumerate(variants, start=1):
         call()
@@ -103,7 +109,7 @@ def keep_freed_memory() -> None:
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
         trim_threshold, mmap_max = -1, -4  # as <malloc.h> numbers them
-        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(trim_threshold, -1)  # none
         mallopt(mmap_max, 0)
 
 
