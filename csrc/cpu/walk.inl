@@ -57,13 +57,13 @@ int64_t rows_of_plane(const Geometry& geometry, Size size_of_axis) {
     return rows;
 }
 
-// The number of its elements.
+// The number of elements of such a plane.
 template <class Size>
 int64_t plane_size(const Geometry& geometry, Size size_of_axis) {
     return rows_of_plane(geometry, size_of_axis) * size_of_axis(geometry.axes[geometry.rank - 1]);
 }
 
-// The number of rows of the whole tensor.
+// The number of rows of the whole tensor, whose planes are like that.
 template <class Size>
 int64_t count_rows(const Call& call, Size size_of_axis) {
     const Geometry& geometry = call.geometry;
