@@ -17,6 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,12 +29,21 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "export_tests")]
 from cases import CASES, QUANTISED, UNPOOL_CASES, Case  # noqa: E402
-from exporting import assert_close, make_node, one_node_model, run_onnxruntime, run_reference  # noqa: E402
-from tensors import expected, to_array, to_tensor  # noqa: E402
+from exporting import (  # noqa: E402
+    assert_close,
+    make_node,
+    one_node_model,
+    opset_of,
+    outputs_of,
+    run_onnxruntime,
+    run_reference,
+)
+from tensors import expected, to_tensor  # noqa: E402
 
-from torch_onnxpool.onnx import layer_from_node  # noqa: E402
+from torch_onnxpool.onnx import layer_from_node, schemas  # noqa: E402
+from torch_onnxpool.onnx.operators import OPERATORS  # noqa: E402
 
-OPSETS = range(11, 21)  # above, onnxruntime has no GlobalLpPool
+OLDEST_OPSET = 11
 RIGHT, WRONG, REFUSED = "right", "wrong", "refused"
 Arrays = list[np.ndarray]
 
@@ -42,7 +52,6 @@ class Question(NamedTuple):
     """A model of one node, its inputs and what must come out."""
 
     operator: str
-    opset: int
     model: onnx.ModelProto
     inputs: Arrays
     answer: Arrays
@@ -60,24 +69,16 @@ def questions() -> Iterator[Question]:
 def _question(case: Case, operator: str, outputs: int) -> Question:
     dtype = "uint8" if case.operator in QUANTISED else "float32"
     inputs, attributes = case.inputs(dtype), dict(case.attributes)
-    names = ["X", "x_scale", "x_zero_point", "y_scale", "y_zero_point"] if case.operator in QUANTISED else ["X", "I"]
-    names = names[: len(inputs)]
     if "output_shape" in attributes:
-        names.append("output_shape")
         inputs.append(np.array(attributes.pop("output_shape"), np.int64))
-    domain = "com.microsoft" if case.operator in QUANTISED else ""
-    node = make_node(case.operator, outputs, tuple(names), domain, **attributes)
+    domain = OPERATORS[case.function].domain
+    # The oldest opset is the one that most engines know.
+    first = schemas.first_opset(case.operator, domain, lambda schema: attributes.keys() <= schema.attributes.keys())
+    opset = max(OLDEST_OPSET, first)
+    names = tuple(parameter.name for parameter in schemas.at(case.operator, domain, opset).inputs)
+    node = make_node(case.operator, outputs, names[: len(inputs)], domain, **attributes)
     answer = [value if value.dtype == np.int64 else value.astype(inputs[0].dtype) for value in expected(case, dtype)]
-    opset = _oldest_opset(node)
-    return Question(operator, opset, one_node_model(node, inputs, opset), inputs, answer[:outputs])
-
-
-def _oldest_opset(node: onnx.NodeProto) -> int:
-    """The one that most engines know, of those that have all of the node's attributes."""
-    if node.domain:
-        return OPSETS[0]
-    names = {attribute.name for attribute in node.attribute}
-    return next(opset for opset in OPSETS if names <= onnx.defs.get_schema(node.op_type, opset).attributes.keys())
+    return Question(operator, one_node_model(node, inputs, opset), inputs, answer[:outputs])
 
 
 # The engines: what they make of a model and its inputs
@@ -85,22 +86,21 @@ def _oldest_opset(node: onnx.NodeProto) -> int:
 
 def by_layer(model: onnx.ModelProto, inputs: Arrays) -> Arrays:
     node = model.graph.node[0]
-    opset = next(entry.version for entry in model.opset_import if entry.domain == node.domain)
-    return _outputs(layer_from_node(node, opset), inputs)
+    return outputs_of(layer_from_node(node, opset_of(model, node.domain)), *map(to_tensor, inputs))
 
 
 def by_onnx2torch(model: onnx.ModelProto, inputs: Arrays) -> Arrays:
-    return _outputs(import_module("onnx2torch").convert(model), inputs)
+    return outputs_of(import_module("onnx2torch").convert(model), *map(to_tensor, inputs))
 
 
 def by_onnx2pytorch(model: onnx.ModelProto, inputs: Arrays) -> Arrays:
-    return _outputs(import_module("onnx2pytorch").ConvertModel(model), inputs)
+    module = import_module("onnx2pytorch").ConvertModel(model)
 
+    def in_a_tuple(*tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        outputs = module(*tensors)
+        return tuple(outputs) if isinstance(outputs, list) else outputs
 
-def _outputs(module: torch.nn.Module, inputs: Arrays) -> Arrays:
-    with torch.no_grad():
-        outputs = module(*map(to_tensor, inputs))
-    return [to_array(output) for output in (outputs if isinstance(outputs, (list, tuple)) else [outputs])]
+    return outputs_of(in_a_tuple, *map(to_tensor, inputs))
 
 
 ENGINES: dict[str, Callable[[onnx.ModelProto, Arrays], Arrays]] = {
@@ -134,7 +134,7 @@ def main() -> None:
     logging.disable()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    engines = {name: engine for name, engine in ENGINES.items() if harness.is_installed(name)}
+    engines = {name: engine for name, engine in ENGINES.items() if find_spec(name)}
     wanted = options.operator
     asked = [question for question in questions() if not wanted or question.operator in wanted]
     counts: dict[str, dict[str, Counter]] = {name: {} for name in engines}
@@ -143,25 +143,24 @@ def main() -> None:
             for name, engine in engines.items():
                 of_operator = counts[name].setdefault(question.operator, Counter())
                 of_operator[outcome(engine, question)] += 1
-    report(counts, len(asked), options.output)
+    report(counts, options.output)
 
 
-def report(counts: dict[str, dict[str, Counter]], cases: int, output: Path) -> None:
+def report(counts: dict[str, dict[str, Counter]], output: Path) -> None:
     totals = {name: sum(by_operator.values(), Counter()) for name, by_operator in counts.items()}
     summary = [
         [f"{name} {metadata.version(name)}", *(str(total[kind]) for kind in (RIGHT, WRONG, REFUSED))]
         for name, total in totals.items()
     ]
-    operators = list(next(iter(counts.values())))
+    asked = {operator: count.total() for operator, count in counts["torch_onnxpool"].items()}
     rows = [
-        [operator, str(next(iter(counts.values()))[operator].total())]
-        + [str(by_operator[operator][RIGHT]) for by_operator in counts.values()]
-        for operator in operators
+        [operator, str(total), *(str(by_operator[operator][RIGHT]) for by_operator in counts.values())]
+        for operator, total in asked.items()
     ]
-    headings = [f"of {cases} cases", RIGHT, WRONG, REFUSED]
+    headings = [f"of {sum(asked.values())} cases", RIGHT, WRONG, REFUSED]
     harness.print_table(headings, summary)
     machine = {
-        "models": f"one node, at the oldest opset from {OPSETS[0]} on that has its attributes; float32, or uint8",
+        "models": f"one node, at the oldest opset from {OLDEST_OPSET} on that has its attributes; float32, or uint8",
         "versions": ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", *counts)),
     }
     sections = [

@@ -23,7 +23,6 @@ from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 3
-NOT_INSTALLED = "(not installed)"
 CYCLES_TO_ENQUEUE = 100_000  # of a GPU: 50 us, which is more than a call from Python takes
 
 console = Console()
@@ -197,15 +196,11 @@ def _processor() -> str:
     return f"{facts['model name']} (family {facts.get('cpu family')}, model {facts.get('model')})"
 
 
-def is_installed(distribution: str) -> bool:
-    return _version(distribution) != NOT_INSTALLED
-
-
 def _version(distribution: str) -> str:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return NOT_INSTALLED
+        return "(not installed)"
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
