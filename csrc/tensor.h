@@ -144,7 +144,12 @@ inline Tensor contiguous_copy(const Tensor& tensor) {
 #if defined(TORCH_ONNXPOOL_ATEN)
     return tensor.contiguous();
 #else
-    return torch::stable::contiguous(tensor);
+    try {
+        return torch::stable::contiguous(tensor);
+    } catch (const std::exception&) {
+        if (tensor.is_cpu()) throw std::bad_alloc();  // nothing else can be missing
+        throw;
+    }
 #endif
 }
 

@@ -92,6 +92,28 @@ def test_nodes_around_the_pools():
     np.testing.assert_array_equal(y, wanted)
 
 
+@pytest.mark.parametrize(("written", "p"), [({}, 1), ({"p": 3}, 3)])
+def test_defaults_of_functions(written, p):
+    """onnx's inliner forgets them."""
+    norm = helper.make_node("LpPool", ["X"], ["Y"], kernel_shape=[2, 2])
+    norm.attribute.append(AttributeProto(name="p", type=AttributeProto.INT, ref_attr_name="p"))
+    defaults = [helper.make_attribute("p", 1)]
+    function = helper.make_function("local", "Norm", ["X"], ["Y"], [norm], [helper.make_opsetid("", 22)], [], defaults)
+    call = helper.make_node("Norm", ["X"], ["Y"], domain="local", **written)
+    (y,) = backend.run_model(model_of(call, functions=[function]), [X])
+    (wanted,) = backend.run_node(make_node("LpPool", kernel_shape=[2, 2], p=p), [X])
+    np.testing.assert_array_equal(y, wanted)
+
+
+def test_files_that_do_not_say_their_opset():
+    model = model_of(make_node("LpPool", kernel_shape=[2, 2], p=1.5))
+    model.ir_version = 2
+    del model.opset_import[:]
+    (y,) = backend.run_model(model, [X])
+    (wanted,) = backend.run_node(make_node("LpPool", kernel_shape=[2, 2], p=1.5), [X], opset_version=1)
+    np.testing.assert_array_equal(y, wanted)
+
+
 def in_function(*nodes, opset, name="Pooled", imports=("local", 1)) -> onnx.FunctionProto:
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid(*imports)]
     return helper.make_function("local", name, ["X"], ["Y"], nodes, opsets)
@@ -185,6 +207,7 @@ def test_node_with_inputs_by_name():
     [
         ([], r"^GlobalMaxPool: inputs must be \['X'\], got 0 of them$"),
         ([X, X], r"^GlobalMaxPool: inputs must be \['X'\], got 2 of them$"),
+        (X, r"^GlobalMaxPool: inputs must be \['X'\], got ndarray$"),
         ([X.astype(np.int32)], "^GlobalMaxPool: X must be of type .*, got X of type Int$"),
         ([X.astype(str)], "^PoolingBackend: inputs must have an element type of torch, got <U32$"),
     ],

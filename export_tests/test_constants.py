@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxscript.optimizer
 import pytest
 import torch
 from exporting import EXPORTERS, assert_close, export, layer_of, outputs_of, run_onnxruntime
+from onnx import helper, numpy_helper
 
 import torch_onnxpool
 
@@ -107,6 +109,16 @@ def test_pools_of_others():
 
     x = torch.zeros(1)
     assert_right(export(Model(), (x,)), Model(), x)
+
+
+def test_outputs_without_a_name():
+    pool = helper.make_node("MaxPool", ["table"], ["Y", ""], kernel_shape=[2, 2])
+    y = helper.make_tensor_value_info("Y", onnx.TensorProto.FLOAT, None)
+    graph = helper.make_graph([pool], "pool", [], [y], [numpy_helper.from_array(TABLE.numpy(), "table")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    optimized = onnxscript.optimizer.optimize(model)
+    assert "MaxPool" not in [node.op_type for node in optimized.graph.node]
+    assert_close(run_onnxruntime(optimized, []), outputs_of(layer_of("MaxPool", kernel_shape=[2, 2]), TABLE))
 
 
 @pytest.mark.parametrize("exporter", [exporter for exporter in EXPORTERS if exporter != "torchscript"])

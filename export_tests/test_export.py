@@ -23,10 +23,11 @@ from exporting import (
     run_onnxruntime,
     without_defaults,
 )
+from onnx import helper
 from test_opsets import LAYERS, causes, inputs_of
 
 import torch_onnxpool
-from torch_onnxpool.onnx import OpsetError
+from torch_onnxpool.onnx import OpsetError, conversion, portable
 
 pytestmark = pytest.mark.filterwarnings("ignore::torch_onnxpool.onnx.PortabilityWarning")
 
@@ -121,25 +122,59 @@ def test_only_com_microsoft(opset):
 class Surroundings(torch.nn.Module):
     """What onnx's converter needs help with."""
 
-    def __init__(self, opset: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.opset = opset
         self.norm = torch.nn.BatchNorm2d(3)
         torch.nn.init.uniform_(self.norm.running_var, 0.5, 2)
+        self.linear = torch.nn.Linear(3, 5)
+        self.maximum, self.mean = torch.nn.MaxPool2d(2), torch.nn.AdaptiveAvgPool2d(1)
 
     def forward(self, x):
         y = torch_onnxpool.max_pool(x, 2)
         plane = torch_onnxpool.global_average_pool(y)
-        results = self.norm(y), y.sum(1), y.unsqueeze(1), y.softmax(-1), plane.softmax(1), plane.log_softmax(1)
-        return (*results, y.mean((2, 3)), y.amax(1), y.norm(dim=1)) if self.opset >= 13 else results
+        return (
+            *(self.norm(y), self.linear(plane.flatten(1)), self.maximum(y), self.mean(y)),
+            *(y.sum(1), y.sum(-1), y.mean((2, 3)), y.amax(1), y.norm(dim=1), y.var(-1)),
+            *(y.unsqueeze(1), y.unsqueeze(-1), y.relu().unsqueeze(-2), torch.cat([y, y], -1)),
+            *(y.softmax(-1), plane.softmax(1), plane.log_softmax(1)),
+            torch.nn.functional.one_hot((plane.flatten() > 0).long(), 2),
+        )
 
 
-@pytest.mark.parametrize("opset", [9, 11, 13, 17])
+@pytest.mark.parametrize("opset", [9, 10, 11, 12, 13, 17])
 def test_what_surrounds_a_pool(opset):
-    model = Surroundings(opset).eval()
+    model = Surroundings().eval()
     proto = export(model, (X,), opset)
     assert opset_of(proto) == opset
     assert_close(run_onnxruntime(proto, [X.numpy()]), outputs_of(model, X))
+    if opset < 11:
+        assert all(axis >= 0 for node in proto.graph.node for axis in axes_of(node))
+
+
+def axes_of(node: onnx.NodeProto) -> list[int]:
+    attributes = attributes_of(node)
+    return [*attributes.get("axes", []), *([attributes["axis"]] if "axis" in attributes else [])]
+
+
+def test_negative_axes_of_unknown_rank():
+    graph = helper.make_graph([helper.make_node("Concat", ["a", "b"], ["y"], "joined", axis=-1)], "graph", [], [])
+    with pytest.raises(OpsetError, match=r"^cannot write opset 9: the node 'joined' \(Concat\) has axis=-1, .* rank "):
+        conversion._count_axes_from_the_front(graph, {}, 9)
+
+
+@pytest.mark.parametrize("opset", [7, 8])
+def test_layers_of_torch_in_the_oldest_opsets(opset):
+    layers = torch_onnxpool.LpPool(2), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(60, 5)
+    model = torch.nn.Sequential(*layers).eval()
+    proto = export(model, (X,), opset)
+    assert opset_of(proto) == opset
+    assert_close(run_onnxruntime(proto, [X.numpy()]), outputs_of(model, X))
+
+
+@pytest.mark.parametrize(("opset", "version"), [(7, 4), (9, 4), (10, 5), (11, 6), (13, 7), (17, 8), (18, 10)])
+def test_old_opsets_stand_in_old_files(opset, version):
+    """As far as onnx allows, but for versions below 4; what torch writes directly is as torch writes it."""
+    assert export(LAYERS["MaxPool"][1], (X,), opset).ir_version == version
 
 
 def test_a_model_without_our_pools():
@@ -235,6 +270,12 @@ def test_files(tmp_path):
     assert_close(run_onnxruntime(protos[0], [X.numpy()]), outputs_of(model, X))
 
 
+@pytest.mark.parametrize("option", [{"export_params": False}, {"keep_initializers_as_inputs": True}])
+def test_options_that_need_a_file(option):
+    with pytest.raises(ValueError, match=r"^export: export_params=False and keep_initializers_as_inputs=True need a f"):
+        torch_onnxpool.onnx.export(Classifier().eval(), (X,), io.BytesIO(), verbose=False, **option)
+
+
 def test_verify(recwarn):
     export(Classifier().eval(), (X,), 13, verify=True)
     assert not [warning for warning in recwarn if "differs in onnxruntime" in str(warning.message)]
@@ -262,6 +303,21 @@ def test_signature():
 def test_plain_export_warns_of_a_conversion_that_will_fail(name, opset):
     layer, text = LAYERS[name][1], rf"^{name}: .* leave the file at opset 18 .* opset {opset} .*onnx\.export can\.$"
     with pytest.warns(UserWarning, match=text):
+        proto = torch.onnx.export(layer, (X,), opset_version=opset, verbose=False).model_proto
+    assert opset_of(proto) == 18
+
+
+@pytest.mark.parametrize(
+    ("layer", "opset"),
+    [
+        (layer_of("AveragePool", kernel_shape=[2, 2], pads=[2, 2, 2, 2]), 13),
+        (layer_of("MaxPool", kernel_shape=[2, 2], pads=[2, 2, 2, 2]), 11),
+    ],
+)
+def test_plain_export_warns_of_portable_forms_likewise(layer, opset):
+    """The nodes themselves could be converted."""
+    text = rf"^{type(layer).__name__}: .* leave the file at opset 18 .* opset {opset} "
+    with portable(), pytest.warns(UserWarning, match=text):
         proto = torch.onnx.export(layer, (X,), opset_version=opset, verbose=False).model_proto
     assert opset_of(proto) == 18
 

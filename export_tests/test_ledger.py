@@ -356,6 +356,14 @@ def test_shapes_of_another_rank_are_refused(shape):
         ledger.rows_for(node, 22, input_shape=shape)
 
 
+@pytest.mark.parametrize("attributes", [{"strides": [0, 1]}, {"strides": [1]}, {"pads": [1, 1]}])
+def test_illegal_nodes_are_refused(attributes):
+    with pytest.raises(ValueError, match=rf"^MaxPool: .*{next(iter(attributes))}"):
+        ledger.rows_for(make_node("MaxPool", kernel_shape=[2, 2], ceil_mode=1, **attributes), 22)
+    with pytest.raises(ValueError, match=r"^rows_for: opset_version must be an int, got opset_version=None$"):
+        ledger.rows_for(make_node("MaxPool", kernel_shape=[2, 2]))
+
+
 def inferred_shape(example: Example) -> list[int]:
     output = onnx.shape_inference.infer_shapes(example.model).graph.output[0]
     return [size.dim_value for size in output.type.tensor_type.shape.dim]

@@ -25,6 +25,7 @@ from exporting import (
     outputs_of,
     run_onnxruntime,
 )
+from onnx.reference import ReferenceEvaluator
 from tensors import to_tensor
 
 import torch_onnxpool
@@ -174,6 +175,14 @@ def test_global_lp_pool_of_opset_22(p, dynamic, expected):
     proto = export_portably(layer, (X,), opset=22, **sizes)
     assert [node.op_type for node in proto.graph.node if node.op_type != "Constant"] == expected
     assert_close(run_onnxruntime(proto, [X.numpy()]), outputs_of(layer, X))
+
+
+@pytest.mark.parametrize(("p", "value"), [(2, 5000), (3, 60)])
+def test_sums_of_powers_that_float16_cannot_hold(p, value):
+    layer, x = layer_of("GlobalLpPool", p=p), torch.full((1, 2, 4, 5), value, dtype=torch.float16)
+    proto = export_portably(layer, (x,), opset=22, dynamic_shapes=({2: "H", 3: "W"},))
+    (name,) = (value.name for value in proto.graph.input)
+    assert_close(ReferenceEvaluator(proto).run(None, {name: x.numpy()}), outputs_of(layer, x))
 
 
 def test_global_lp_pool_of_opset_1():

@@ -192,6 +192,25 @@ def test_element_types(case, dtype, device):
         call(case, [torch.zeros(1, 2, 4, 4, device=device).to(dtype)])
 
 
+@pytest.mark.parametrize("dtype", [torch.bits8, torch.float4_e2m1fn_x2])
+@pytest.mark.parametrize("case", EVERY_OPERATOR, ids=lambda c: c.operator)
+def test_element_types_that_only_torch_can_name(case, dtype):
+    with pytest.raises(ValueError, match=rf"^{case.operator}: X must be of type .*float64.*, got "):
+        call(case, [torch.empty(1, 2, 4, 4, dtype=dtype)])
+
+
+@pytest.mark.parametrize("convert", [torch.Tensor.to_sparse, lambda shape: shape.to("meta")], ids=["sparse", "meta"])
+def test_output_shapes_without_data(convert):
+    x, indices = torch.ones(1, 1, 2), torch.zeros(1, 1, 2, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"^MaxUnpool: output_shape must be a list of integers .*, got "):
+        torch_onnxpool.max_unpool(x, indices, 2, output_shape=convert(torch.tensor([1, 1, 4])))
+
+
+def test_a_copy_beyond_any_memory():
+    with pytest.raises(MemoryError):
+        torch_onnxpool.average_pool(torch.zeros(1, 1, 1, 1).expand(1, 1, 2**21, 2**21), 2)
+
+
 @pytest.mark.parametrize("x", [None, 1.0, [[[1.0]]], "X", torch.ones(1, 1, 1).numpy()], ids=identify)
 @pytest.mark.parametrize("case", EVERY_OPERATOR, ids=lambda c: c.operator)
 def test_inputs_that_are_no_tensors(case, x):

@@ -391,6 +391,24 @@ def test_functional_gradients(operator, device):
     assert torch.equal(torch.func.vmap(torch.func.grad(lambda sample: loss(sample[None])))(x), leaf.grad)
 
 
+@pytest.mark.filterwarnings("error:There is a performance drop")
+@pytest.mark.parametrize("operator", WINDOWED + GLOBAL)
+def test_batched_gradients(operator, device):
+    """Of a graph that knows nothing of vmap, and of one made where no gradients are recorded."""
+    case = Case(operator, (2, 3, 5, 6), {"kernel_shape": [2, 3]} if operator in WINDOWED else {})
+    x = torch.randn(case.shape, device=device, requires_grad=True)
+    y = call(case, [x])
+    grads = torch.randn(4, *y.shape, device=device)
+
+    def gradient(grad):
+        return torch.autograd.grad(y, x, grad, retain_graph=True)[0]
+
+    assert torch.equal(torch.vmap(gradient)(grads), torch.stack([gradient(grad) for grad in grads]))
+    jacobian = torch.func.jacrev(lambda x: call(case, [x]))
+    with torch.no_grad():
+        assert torch.equal(jacobian(x.detach()), jacobian(x.detach().clone()))
+
+
 @pytest.mark.parametrize("case", SMALL_AND_SMOOTH, ids=str)
 def test_forward_mode(case, device):
     """Tangents, forward and of the gradient, for those whose data move."""
@@ -511,6 +529,17 @@ def test_data_changed_after_the_forward_pass_are_noticed(device):
     changed.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+@pytest.mark.parametrize("convert", [list, np.array, torch.tensor], ids=lambda convert: convert.__name__)
+def test_lists_changed_after_the_forward_pass_do_not_matter(convert, device):
+    x = torch.randn(1, 1, 6, 6, device=device, requires_grad=True)
+    kernel, strides, pads = convert([2, 2]), convert([2, 2]), convert([1, 0, 0, 0])
+    y = torch_onnxpool.average_pool(x, kernel, strides=strides, pads=pads, count_include_pad=1)
+    grad = torch.randn_like(y)
+    (wanted,) = torch.autograd.grad(y, x, grad, retain_graph=True)
+    kernel[0], strides[0], pads[0], pads[2] = 1, 1, 0, 1
+    assert torch.equal(torch.autograd.grad(y, x, grad)[0], wanted)
 
 
 def test_bytes_have_no_gradient(device):

@@ -13,6 +13,7 @@ import torch
 from cases import LAYOUTS
 from onnx import TensorProto, helper
 from tensors import arrange, to_array, to_tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_onnxpool
 
@@ -226,12 +227,13 @@ def test_numbers_are_scales():
     assert layer.x_scale.dtype == layer.y_scale.dtype == torch.float32
 
 
-def test_scales_stay_float32():
+def test_scales_and_zero_points_keep_their_types():
     """Whatever a model is converted to, with or without values."""
     layer = torch_onnxpool.QLinearGlobalAveragePool(0.1, np.uint8(3), 0.3, np.uint8(5))
     x = torch.randint(0, 255, (1, 2, 3, 4), dtype=torch.uint8)
     wanted = layer(x)
-    for convert in (torch.nn.Module.half, torch.nn.Module.double, lambda m: m.to(torch.bfloat16)):
+    conversions = torch.nn.Module.half, lambda m: m.to(torch.bfloat16), lambda m: m.type(torch.float16)
+    for convert in (*conversions, torch.nn.Module.double):
         assert torch.equal(convert(torch.nn.Sequential(layer))(x), wanted)
         assert layer.x_scale.dtype == layer.y_scale.dtype == torch.float32
 
@@ -244,6 +246,10 @@ def test_layers_without_data():
     layer = layer.to_empty(device="cpu")
     layer.load_state_dict(full.state_dict())
     assert repr(layer) == repr(full)
+    fake = FakeTensorMode()
+    for name in ("x_scale", "x_zero_point"):
+        setattr(full, name, fake.from_tensor(getattr(full, name)))
+    assert "x_scale=?, x_zero_point=?, y_scale=0.25" in repr(full)
     assert "y_zero_point=?" in repr(full.to("meta"))
 
 

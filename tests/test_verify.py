@@ -356,6 +356,14 @@ def test_a_malformed_node(tmp_path, capsys, op_type, inputs, outputs):
     assert "bad.onnx: onnxruntime cannot run it" in err
 
 
+def test_an_illegal_node_keeps_no_other_file_from_it(tmp_path, capsys):
+    bad = save(tmp_path / "bad.onnx", [max_pool(strides=[0, 0], ceil_mode=1)])
+    code, out, err = run(capsys, bad, save(tmp_path / "good.onnx", [max_pool()]))
+    assert code == 2
+    assert "1 pooling nodes compared, 0 mismatches, 1 files not verified" in out
+    assert "bad.onnx: onnxruntime cannot run it" in err
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -389,6 +397,12 @@ def test_inputs_that_do_not_fit(tmp_path, capsys, arrays, said):
     assert code == 2
     assert len(err.splitlines()) == 1
     assert said in err
+
+
+def test_inputs_in_the_place_of_initializers(tmp_path):
+    path = save(tmp_path / "m.onnx", [max_pool()], initializers={"X": np.zeros(IMAGE, np.float32)})
+    (report,) = verify.Model(path).compare({"X": np.full(IMAGE, -np.inf, np.float32)})
+    assert "max-neginf" in report.ledger_rows
 
 
 @pytest.mark.parametrize("content", [b"hello", b"", b"\x93NUMPY\x01\x00", None])

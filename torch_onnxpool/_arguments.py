@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from operator import index
+from types import NoneType
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ DEFAULTS = {
     "strides": None,
 }
 
+
+_IMMUTABLE = (NoneType, bool, float, int, str)
 
 # What tracers leave open.
 _OPEN = (SymFloat, SymInt, torch.fx.Proxy)
@@ -142,6 +145,11 @@ def schema_arguments(tensors: Sequence[Tensor], attributes: dict[str, Any]) -> d
                 continue
         arguments[name] = value
     return arguments
+
+
+def fixed(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The same for whoever looks at them later: callers may change their lists and arrays meanwhile."""
+    return {name: v if type(v) in _IMMUTABLE else _in_python(name, v) for name, v in attributes.items()}
 
 
 def plain(onnx_name: str, name: str, value: Any) -> Any:

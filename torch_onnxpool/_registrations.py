@@ -25,7 +25,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from torch_onnxpool import _C
-from torch_onnxpool._arguments import refuse_wrong_types, schema_arguments
+from torch_onnxpool._arguments import fixed, refuse_wrong_types, schema_arguments
 from torch_onnxpool._geometry import WINDOW_ATTRIBUTES, output_sizes, resolve_axes, unpooled_sizes
 
 # Under names of their own: each dot costs a call 0.02 us.
@@ -53,13 +53,15 @@ _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 
 def _are_plain(tensors: Sequence[Tensor]) -> bool:
-    """Whether nobody looks at what is done with tensors: no compiler, subclass, mode or tracer."""
+    """Whether nobody looks at what is done with tensors: no compiler, subclass, mode, tracer or transform."""
     if is_dynamo_compiling():  # and does not know all of what comes next
         return False
     for tensor in tensors:
         if type(tensor) not in _PLAIN_TENSORS:
             return False
-    return not (has_torch_function(tensors[0]) or count_dispatch_modes() or is_tracing())
+    return not (
+        has_torch_function(tensors[0]) or count_dispatch_modes() or is_tracing() or are_functorch_transforms_active()
+    )
 
 
 # An operator, its attributes, and what computes one of its native operators by tensors and attributes.
@@ -543,16 +545,20 @@ def dispatch(operator: Operator, tensors: Sequence[Tensor], attributes: dict[str
     """Calls an operator by the cheapest route that serves whoever is watching."""
     try:
         X = tensors[0]
-        if not _are_plain(tensors) or forward_ad._current_level >= 0 or are_functorch_transforms_active():
+        if not _are_plain(tensors) or forward_ad._current_level >= 0:
             return _dispatch_watched(operator, tensors, schema_arguments(tensors, attributes))
         if X.requires_grad and is_grad_enabled() and operator.differentiable:
             wanted = operator.with_indices or operator
-            result = _apply_plain_pool_function((wanted, attributes, wanted.forward.compute_plain), *tensors)
+            call = wanted, fixed(attributes), wanted.forward.compute_plain
+            result = _apply_plain_pool_function(call, *tensors)
             return result[0] if operator.with_indices else result
         return operator.forward.compute_plain(tensors, attributes)
-    except _WRONG_TYPE:
+    except _WRONG_TYPE as error:
         names = (argument.name for argument in operator.forward.op._schema.arguments)
-        refuse_wrong_types(operator.onnx_name, **dict(zip(names, tensors)), **schema_arguments(tensors, attributes))
+        arguments = schema_arguments(tensors, attributes)
+        refuse_wrong_types(operator.onnx_name, **dict(zip(names, tensors)), **arguments)
+        if not isinstance(error, ValueError):  # the stable ABI has no names for some types
+            _check_input(operator, X, arguments.get("channels_last", 0))
         raise
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
+from torch import Tensor, strided
 
 from torch_onnxpool._arguments import refuse_wrong_types
 from torch_onnxpool._registrations import OPERATORS, dispatch
@@ -211,7 +211,7 @@ def max_unpool(
 
     Opsets: 9, 11, 22 (bfloat16).
     """
-    if isinstance(output_shape, Tensor):
+    if isinstance(output_shape, Tensor) and output_shape.layout == strided and not output_shape.is_meta:
         output_shape = output_shape.tolist()
     return dispatch(
         _MAX_UNPOOL,
@@ -284,9 +284,10 @@ def qlinear_average_pool(
 
     The data are dequantised, ``x_scale * (x - x_zero_point)``, added in row-major order and divided by their number, or
     with ``count_include_pad=1`` by the size of the window, padding and what hangs over included; the average is
-    quantised, ``round(average / y_scale + y_zero_point)``, and saturated. Every step is in float32, halves are rounded
-    to even. A window without data gives ``y_zero_point``. One window that spans the plane without padding is
-    :func:`qlinear_global_average_pool`, with its rounding and its limits.
+    quantised, ``round(average / y_scale + y_zero_point)``, and saturated (by onnxruntime only where the quotient has no
+    more than 32 bits). Every step is in float32, halves are rounded to even. A window without data gives
+    ``y_zero_point``. One window that spans the plane without padding is :func:`qlinear_global_average_pool`, with its
+    rounding and its limits.
 
     Args:
         X: ``[N, C, D1, ..., Dr]``, or ``[N, D1, ..., Dr, C]`` with ``channels_last=1``, of uint8 or int8.

@@ -243,6 +243,14 @@ class MaxUnpool(_Pool):
         )
 
 
+def _number(tensor: Tensor) -> float | int | None:
+    """The value of a tensor of one element; None of those that have none, as on meta devices."""
+    try:
+        return tensor.item()
+    except RuntimeError:
+        return None
+
+
 class _QuantizedPool(_Pool):
     """Scales and zero points given at construction are buffers; those left out are passed in the call."""
 
@@ -269,7 +277,8 @@ class _QuantizedPool(_Pool):
         if tensor.dtype not in types or tensor.dim() > 1 or tensor.numel() != 1:
             wanted = "float32" if is_scale else "uint8 or int8"
             raise ValueError(f"{self.onnx_name}: {name} must be one element of type {wanted}, got {name}={value!r}")
-        if is_scale and not tensor.is_meta and not (math.isfinite(tensor.item()) and tensor.item() != 0):
+        number = _number(tensor)
+        if is_scale and number is not None and not (math.isfinite(number) and number != 0):
             raise ValueError(f"{self.onnx_name}: {name} must be finite and not 0, got {name}={value!r}")
         return tensor.detach().clone()
 
@@ -283,12 +292,12 @@ class _QuantizedPool(_Pool):
         return [next(remaining) if name in missing else getattr(self, name) for name in self._quantization]
 
     def _apply(self, fn: Any, recurse: bool = True) -> _QuantizedPool:
-        """Scales stay float32, as ONNX wants them, when a model is converted to another type."""
-        given = {name: self._buffers[name] for name in ("x_scale", "y_scale")}
+        """Scales and zero points keep the types that ONNX wants when a model is converted to another one."""
+        given = {name: self._buffers[name] for name in self._quantization}
         super()._apply(fn, recurse)
-        for name, scale in given.items():
-            if scale is not None and self._buffers[name].dtype != scale.dtype:
-                self._buffers[name] = scale.to(self._buffers[name].device)
+        for name, value in given.items():
+            if value is not None and self._buffers[name].dtype != value.dtype:
+                self._buffers[name] = value.to(self._buffers[name].device)
         return self
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors) -> None:
@@ -301,11 +310,8 @@ class _QuantizedPool(_Pool):
 
     def extra_repr(self) -> str:
         stored = {name: getattr(self, name) for name in self._quantization}
-        shown = [
-            f"{name}={'?' if value.is_meta else repr(value.item())}"
-            for name, value in stored.items()
-            if value is not None
-        ]
+        numbers = {name: _number(value) for name, value in stored.items() if value is not None}
+        shown = [f"{name}={'?' if number is None else repr(number)}" for name, number in numbers.items()]
         return ", ".join([part for part in (super().extra_repr(), *shown) if part])
 
 

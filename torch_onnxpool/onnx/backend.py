@@ -116,8 +116,10 @@ def _operator(op_type: str, domain: str, device: torch.device) -> type[OpRun]:
 def _check_inputs(owner: str, names: list[str], inputs: Sequence[np.ndarray] | dict[str, np.ndarray]) -> None:
     if isinstance(inputs, dict):
         fit, got = inputs.keys() >= set(names), list(inputs)
-    else:
+    elif isinstance(inputs, Sequence):
         fit, got = len(inputs) == len(names), f"{len(inputs)} of them"
+    else:  # an array is no list of its rows
+        fit, got = False, type(inputs).__name__
     if not fit:
         raise ValueError(f"{owner}: inputs must be {names}, got {got}")
 

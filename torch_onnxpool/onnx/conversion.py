@@ -7,6 +7,7 @@ only the element types have grown between two versions (Relu, Add and many more)
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -21,7 +22,13 @@ from .translation import Hiding
 # Larger initializers do not go through onnx's converter: it does not look into them, and a file has at most 2 GB.
 _LARGE = 1024
 
+# Older files have all initializers among their inputs.
+_LEAST_IR_VERSION = 4
+
 _NEGATIVE_AXES_SINCE = 11
+
+# Whose axes are those of the output, rather than those of the first input.
+_AXES_OF_OUTPUT = ("OneHot", "Unsqueeze")
 
 # What takes all axes from its own on for one, below this opset; onnx's converter leaves it as it is.
 _FLATTENING = ("Hardmax", "LogSoftmax", "Softmax")
@@ -44,8 +51,12 @@ def finish(model: ir.Model, opset: int) -> None:
     for node in _all_nodes(model):
         if node.domain == Hiding.DOMAIN:
             node.domain = ONNX
-    model.graph.opset_imports.pop(Hiding.DOMAIN, None)
-    model.graph.opset_imports[ONNX] = opset
+    imports = model.graph.opset_imports
+    imports.pop(Hiding.DOMAIN, None)
+    imports[ONNX] = opset
+    if opset < written:  # engines that know no younger opsets know no younger files either
+        oldest = helper.find_min_ir_version_for([helper.make_opsetid(*item) for item in imports.items()], True)
+        model.ir_version = max(oldest, _LEAST_IR_VERSION)
 
 
 def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
@@ -70,16 +81,13 @@ def _convert(model: ir.Model, written: int, opset: int) -> None:
     inputs = len(model.graph.inputs)
     initializers = list(model.graph.initializers.values())
     large = [value for value in initializers if value.const_value.size > _LARGE]
-    proto = _proto(model, initializers, large)
-    while True:
-        try:
-            converted = onnx.version_converter.convert_version(proto, opset)
-            break
-        except Exception as error:
-            _hide_unchanged(proto, str(error), values, written, opset)
-    for node in converted.graph.node:
-        if node.domain == ONNX and all(defs.has(node.op_type, version, ONNX) for version in (written, opset)):
-            _drop(node, _lost_attributes(node, values, written, opset) or set())
+    converted, reached = _proto(model, initializers, large), written
+    while reached != opset:
+        following = reached + (1 if opset > reached else -1)
+        if following < _NEGATIVE_AXES_SINCE <= reached:
+            _count_axes_from_the_front(converted.graph, values, opset)
+        converted = _convert_by_one(converted, values, reached, following, opset)
+        reached = following
     try:
         onnx.checker.check_model(converted)
     except onnx.checker.ValidationError as error:
@@ -111,10 +119,29 @@ def _proto(model: ir.Model, initializers: list[ir.Value], large: list[ir.Value])
             graph.register_initializer(value)
 
 
-def _hide_unchanged(proto: onnx.ModelProto, error: str, values: dict, written: int, opset: int) -> None:
+def _convert_by_one(proto: onnx.ModelProto, values: dict, reached: int, following: int, opset: int) -> onnx.ModelProto:
+    """The model in the opset that follows, on its way to another one."""
+    hidden: set[str] = set()
+    while True:
+        try:
+            converted = onnx.version_converter.convert_version(proto, following)
+            break
+        except Exception as error:
+            hidden |= _hide_unchanged(proto, str(error), values, reached, following, opset)
+    for node in converted.graph.node:
+        if node.output[0] in hidden:
+            node.domain = ONNX
+        elif node.domain == ONNX and all(defs.has(node.op_type, version, ONNX) for version in (reached, following)):
+            _drop(node, _lost_attributes(node, values, reached, following) or set())
+    return converted
+
+
+def _hide_unchanged(
+    proto: onnx.ModelProto, error: str, values: dict, reached: int, following: int, opset: int
+) -> set[str]:
     """After an error of onnx's converter: hide the nodes of the operator it is about, if they may stay as they are.
 
-    Otherwise raise, naming the first that may not.
+    Their first outputs. Otherwise raise, naming the first node that may not.
     """
     patterns = (r"No Adapter \w+ Version \$?\d+ for (\w+)", r"No Previous Version of (\w+)", r"(\w+)\W*$")
     found = next(filter(None, (re.search(pattern, error) for pattern in patterns)), None)
@@ -122,17 +149,34 @@ def _hide_unchanged(proto: onnx.ModelProto, error: str, values: dict, written: i
     if not refused:
         raise OpsetError(f"cannot write opset {opset}: onnx's converter fails: {error}")
     for node in refused:
-        dropped = _may_stay(node, values, written, opset)
+        dropped = _may_stay(node, values, reached, following)
         if dropped is None:
             raise OpsetError(_refusal(opset, node.name, node.op_type, f"cannot be converted: {error}"))
         _drop(node, dropped)
         node.domain = Hiding.DOMAIN
+    return {node.output[0] for node in refused}
 
 
 def _drop(node: NodeProto, names: set[str]) -> None:
     kept = [attribute for attribute in node.attribute if attribute.name not in names]
     del node.attribute[:]
     node.attribute.extend(kept)
+
+
+def _count_axes_from_the_front(graph: onnx.GraphProto, values: dict[str, ir.Value], opset: int) -> None:
+    """Where axes are attributes, all are by now."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            value = helper.get_attribute_value(attribute) if attribute.name in ("axis", "axes") else []
+            axes = value if isinstance(value, list) else [value]
+            if min(axes, default=0) >= 0:
+                continue
+            counted = values.get(node.output[0] if node.op_type in _AXES_OF_OUTPUT else node.input[0])
+            if counted is None or counted.shape is None:
+                why = f"has {attribute.name}={value}, and below opset {_NEGATIVE_AXES_SINCE} there are no negative axes"
+                raise OpsetError(_refusal(opset, node.name, node.op_type, f"{why}: the rank must be known"))
+            axes = [axis % counted.shape.rank() for axis in axes]
+            attribute.CopyFrom(helper.make_attribute(attribute.name, axes if isinstance(value, list) else axes[0]))
 
 
 def _is_along_the_last_axis(node: ir.Node) -> bool:
@@ -163,8 +207,6 @@ def _may_stay(node: NodeProto, values: dict[str, ir.Value], written: int, opset:
         return None
     if any(attributes.get(name) != attribute for name, attribute in older.items()):
         return None
-    if opset < _NEGATIVE_AXES_SINCE and any(_is_negative_axis(attribute) for attribute in node.attribute):
-        return None
     fits = _accepts(then.inputs, node.input, values) and _accepts(then.outputs, node.output, values)
     return _lost_attributes(node, values, written, opset) if fits else None
 
@@ -172,11 +214,18 @@ def _may_stay(node: NodeProto, values: dict[str, ir.Value], written: int, opset:
 def _has_parameters_of_both(node: NodeProto, now: defs.OpSchema, then: defs.OpSchema) -> bool:
     """Whether the inputs and outputs that a node has are the same in two versions, and it needs no others in either."""
 
+    option = defs.OpSchema.FormalParameterOption
+
     def of(schema: defs.OpSchema) -> list | None:
-        both = ((schema.inputs, len(node.input)), (schema.outputs, len(node.output)))
-        if any(p.option == defs.OpSchema.FormalParameterOption.Single for all_, count in both for p in all_[count:]):
-            return None
-        return [[(_FORMERLY.get(p.name, p.name), p.option) for p in all_[:count]] for all_, count in both]
+        both = ((schema.inputs, node.input), (schema.outputs, node.output))
+        for parameters, names in both:
+            given = itertools.zip_longest(parameters, names[: len(parameters)])
+            if any(parameter.option == option.Single and not name for parameter, name in given):
+                return None
+        return [
+            [(_FORMERLY.get(p.name, p.name), p.option == option.Variadic) for p in parameters[: len(names)]]
+            for parameters, names in both
+        ]
 
     return of(now) is not None and of(now) == of(then)
 
@@ -196,8 +245,8 @@ def _says_nothing(node: NodeProto, attribute: onnx.AttributeProto, schema: defs.
         return shape is not None and bool(shape.numpy().all())
     if attribute.name not in schema.attributes:
         return False
-    default = schema.attributes[attribute.name].default_value
-    return helper.get_attribute_value(attribute) == (helper.get_attribute_value(default) if default.name else None)
+    value = schemas.value_of(attribute)
+    return value == schemas.default(schema.attributes[attribute.name], len(value) if isinstance(value, list) else 0)
 
 
 def _accepts(parameters, names, values: dict[str, ir.Value]) -> bool:
@@ -205,8 +254,3 @@ def _accepts(parameters, names, values: dict[str, ir.Value]) -> bool:
     given = [values[name].dtype if name in values else None for name in names]
     parameters = [*parameters, *parameters[-1:] * len(given)]  # the last one may be repeated
     return all(type_ is None or f"tensor({type_.name.lower()})" in p.types for p, type_ in zip(parameters, given))
-
-
-def _is_negative_axis(attribute: onnx.AttributeProto) -> bool:
-    value = helper.get_attribute_value(attribute) if attribute.name in ("axis", "axes") else ()
-    return min(value if isinstance(value, (list, tuple)) else [value], default=0) < 0

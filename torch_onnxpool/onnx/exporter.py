@@ -43,7 +43,8 @@ def export(
         model, args, f, opset_version, dynamo, options: as for torch.onnx.export.
 
     Raises:
-        ValueError: for an opset_version that is not an int.
+        ValueError: for an opset_version that is not an int, and for options that the dynamo exporter's `io.BytesIO`
+            would lose.
         OpsetError: if another node of the model cannot be converted; names it.
         torch.onnx.OnnxExporterError: from torch.onnx.export; a `ValueError` about a pool that the opset cannot say, as
             its cause.
@@ -80,6 +81,9 @@ def _export(
     """With the dynamo exporter. What concerns the file is done here, once the model has its opset."""
     from . import conversion, translation  # need onnxscript
 
+    if isinstance(f, io.BytesIO) and (not export_params or keep_initializers_as_inputs):
+        rule = "export_params=False and keep_initializers_as_inputs=True need a file"
+        raise ValueError(f"export: {rule}, got f={f!r}")
     native = translation.NATIVE_OPSETS
     first = opset_version and min(max(opset_version, native.start), native.stop - 1)
     with translation.hidden_nodes(opset_version) as hiding:

@@ -42,7 +42,7 @@ def install() -> None:
 
 
 def _fold(opset: int, node: ir.Node, op, state) -> list[ir.Value] | None:
-    """The outputs that replace those of a node of this opset, or one like it; None leaves it as it is.
+    """The outputs that replace those of a node of this opset, or one like it; None leaves it to the optimizer.
 
     The node itself does not know: subgraphs do not say which opsets their model imports.
     """
@@ -54,6 +54,7 @@ def _fold(opset: int, node: ir.Node, op, state) -> list[ir.Value] | None:
     except ValueError:  # not legal, as whoever loads the file will say
         return None
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    outputs += outputs[:1] * (len(node.outputs) - len(outputs))  # for those without a name, which nobody uses
     return [op.Constant(value=TorchTensor(output)) for output in outputs]
 
 

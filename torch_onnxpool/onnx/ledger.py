@@ -17,8 +17,9 @@ import torch
 from onnx import NodeProto
 
 from .._geometry import output_size
+from .importer import layer_from_node
 from .nodes import PoolNode, parse
-from .operators import MICROSOFT, ONNX
+from .operators import MICROSOFT, ONNX, checked_opset
 from .schemas import type_name
 
 ONNXRUNTIME = "onnxruntime"
@@ -168,7 +169,7 @@ def rows_for(
     Rows about the values of X need `values`. Where sizes are not given, rows about them apply if the attributes allow.
 
     Args:
-        node: a legal node, as a NodeProto with the opset version of its domain, or as a `PoolNode`.
+        node: as a NodeProto with the opset version of its domain, or, if it is known to be legal, as a `PoolNode`.
         input_shape, element_type, values: of X. `values` gives all three.
         engine: only the rows in which this engine (ONNXRUNTIME, REFERENCE, SHAPE_INFERENCE, TORCH) differs.
         engine_version: only those in which this release of the engine does.
@@ -177,6 +178,8 @@ def rows_for(
         ValueError: for a node that is not legal, and a shape of another rank than its kernel's.
     """
     if isinstance(node, NodeProto):
+        opset_version = checked_opset("rows_for", opset_version)
+        layer_from_node(node, opset_version)  # which refuses illegal ones
         node = parse(node, opset_version)
     if values is not None:
         input_shape, element_type = values.shape, type_name(values.dtype)

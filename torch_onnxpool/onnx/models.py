@@ -7,13 +7,21 @@ from collections.abc import Iterator
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, inliner
 
 from . import schemas
-from .operators import LAYERS, canonical_domain
+from .operators import LAYERS, ONNX, canonical_domain
+
+FIRST_IR_VERSION_WITH_OPSETS = 3
 
 
 def canonical(model: ModelProto) -> ModelProto:
-    """A copy of a model that writes the default domain as "" everywhere."""
+    """A copy of a model that writes the default domain as "" everywhere, and says which opsets it imports.
+
+    The oldest files did not: they have opset 1.
+    """
     copy = ModelProto()
     copy.CopyFrom(model)
+    if copy.ir_version < FIRST_IR_VERSION_WITH_OPSETS and not copy.opset_import:
+        copy.ir_version = FIRST_IR_VERSION_WITH_OPSETS
+        copy.opset_import.add(domain=ONNX, version=1)
     opsets = (opset for scope in (copy, *copy.functions) for opset in scope.opset_import)
     nodes = (node for graph in (copy.graph, *copy.functions) for _, node in walk(graph))
     for named in (*opsets, *copy.functions, *nodes):
@@ -29,6 +37,7 @@ def inlined(model: ModelProto) -> ModelProto:
     """
     model = canonical(model)
     if model.functions and _unite_opsets(model):
+        _write_defaults(model)
         return inliner.inline_local_functions(model)
     return model
 
@@ -52,6 +61,16 @@ def walk(graph: GraphProto | FunctionProto, place: str = "") -> Iterator[tuple[s
         yield place, node
         for subgraph in subgraphs(node):
             yield from walk(subgraph, f"{place}/{name_of(node)}".lstrip("/"))
+
+
+def _write_defaults(model: ModelProto) -> None:
+    """Write the attributes that calls of local functions leave out. onnx's inliner forgets that they have defaults."""
+    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in model.functions}
+    for graph in (model.graph, *model.functions):
+        for _, node in walk(graph):
+            written = {attribute.name for attribute in node.attribute}
+            callee = (node.domain, node.op_type, node.overload)
+            node.attribute.extend(a for a in defaults.get(callee, ()) if a.name not in written)
 
 
 def _unite_opsets(model: ModelProto) -> bool:

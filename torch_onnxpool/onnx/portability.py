@@ -103,11 +103,11 @@ def write(
         raise Unportable("rank and element type of X must be known")
     attributes = {name: value for name, value in arguments.items() if name != "X"}
     pool = _Pool(graph, operator, arguments["X"], list(shape), element_type, attributes)
-    if element_type != _BFLOAT16:
-        return pool.write()
-    # The operators are defined to compute bfloat16 in float32 and to round once.
-    y, *indices = replace(pool, x=pool.cast(pool.x, _FLOAT)).write()
-    return [pool.cast(y, _BFLOAT16), *indices]
+    # The operators are defined to compute bfloat16 in float32 and to round once, and float16 holds few sums of powers.
+    if element_type == _BFLOAT16 or (element_type, operator) == (_FLOAT16, "global_lp_pool"):
+        y, *indices = replace(pool, x=pool.cast(pool.x, _FLOAT)).write()
+        return [pool.cast(y, element_type), *indices]
+    return pool.write()
 
 
 @dataclass(frozen=True)

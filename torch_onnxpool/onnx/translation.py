@@ -122,9 +122,10 @@ def _infer(node: ir.Node, schema: defs.OpSchema) -> None:
             value.shape = ir.serde.deserialize_type_proto_for_shape(inferred[name])
 
 
-def _type_proto(value: ir.Value) -> onnx.TypeProto:
+def _type_proto(value: ir.Value, dtype: int | None = None) -> onnx.TypeProto:
+    """Its type, with this element type where its own is not known."""
     shape = value.shape and [size if isinstance(size, int) else size.value for size in value.shape]
-    return helper.make_tensor_type_proto(value.dtype, shape)
+    return helper.make_tensor_type_proto(value.dtype or dtype, shape)
 
 
 def _translation(operator: str, overload: torch._ops.OpOverload) -> Callable:
@@ -143,46 +144,51 @@ def _translation(operator: str, overload: torch._ops.OpOverload) -> Callable:
             # Below 18 the exporter writes opset 18 and converts the file afterwards: both must be able to say it.
             requested = _requested_opset(written)
             nodes.compose(operator, arguments, requested, element_type)
-            if requested not in NATIVE_OPSETS:
-                _warn_if_conversion_fails(nodes.compose(operator, arguments, written, element_type), requested)
             graph = _Recorded(written)
         else:
             if hiding.opset is None:
                 hiding.opset = _requested_opset(written)
             graph = _Recorded(hiding.opset, Hiding.DOMAIN)
+        recorded = len(evaluator.default().nodes)
         outputs = emission.write(graph, operator, arguments, shape, element_type)
+        if hiding is None and requested not in NATIVE_OPSETS:
+            _warn_if_conversion_fails(operator, evaluator.default().nodes[recorded:], written, requested)
         return outputs[0] if len(outputs) == 1 else outputs
 
     translation.__name__ = operator
     return translation
 
 
-def _warn_if_conversion_fails(node: nodes.PoolNode, requested: int) -> None:
+def _warn_if_conversion_fails(operator: str, written: Sequence[ir.Node], opset: int, requested: int) -> None:
     """The exporter only logs that onnx's converter has failed, and leaves the file in the opset it was in."""
-    if node.domain != ONNX:
-        return
-    rank = 2 + (node.spatial_rank or 1)
-    schema = node.schema
-    elements = {
-        parameter.name: onnx.TensorProto.INT64 if parameter.types == {"tensor(int64)"} else onnx.TensorProto.FLOAT
-        for parameter in (*schema.inputs, *schema.outputs)
-    }
-    model = helper.make_model(
-        helper.make_graph(
-            [helper.make_node(node.op_type, node.inputs, node.outputs, **node.attributes)],
-            "one_node",
-            [helper.make_tensor_value_info(n, elements[n], [None] * rank if n == "X" else None) for n in node.inputs],
-            [helper.make_tensor_value_info(name, elements[name], None) for name in node.outputs],
-        ),
-        opset_imports=[helper.make_opsetid(ONNX, node.opset)],
+    names: dict[int, str] = {}
+
+    def name(value: ir.Value | None) -> str:
+        return "" if value is None else names.setdefault(id(value), f"value{len(names)}")
+
+    protos, inputs, outputs = [], {}, {}
+    for node in written:
+        if node.domain != ONNX:  # which conversions leave alone
+            return
+        inputs |= {name(value): value for value in node.inputs if value is not None and name(value) not in outputs}
+        outputs |= {name(value): value for value in node.outputs}
+        proto = onnx.NodeProto(op_type=node.op_type, input=map(name, node.inputs), output=map(name, node.outputs))
+        proto.attribute.extend(ir.to_proto(attribute) for attribute in node.attributes.values())
+        protos.append(proto)
+    graph = helper.make_graph(
+        protos,
+        "one_pool",
+        [helper.make_value_info(n, _type_proto(value, onnx.TensorProto.FLOAT)) for n, value in inputs.items()],
+        [helper.make_empty_tensor_value_info(n) for n in outputs],
     )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid(ONNX, opset)])
     try:
         onnx.version_converter.convert_version(model, requested)
     except Exception as error:
         warnings.warn(
-            f"{node.op_type}: torch.onnx.export is about to leave the file at opset {node.opset} without a word, as "
-            f"onnx cannot convert this node to the requested opset {requested} ({error}). torch_onnxpool.onnx.export "
-            "can.",
+            f"{OPERATORS[operator].op_type}: torch.onnx.export is about to leave the file at opset {opset} without a "
+            f"word, as onnx cannot convert what stands for it to the requested opset {requested} ({error}). "
+            "torch_onnxpool.onnx.export can.",
             UserWarning,
             stacklevel=2,
         )

@@ -36,7 +36,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 
 from . import ledger, schemas
 from .importer import layer_from_node
-from .models import has_layer, inlined, name_of, subgraphs, walk
+from .models import FIRST_IR_VERSION_WITH_OPSETS, has_layer, inlined, name_of, subgraphs, walk
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -251,7 +251,7 @@ def _load(path: Path) -> ModelProto:
         raise VerificationError(f"cannot read it: {error.strerror}") from None
     except Exception:  # whatever the parser of a foreign file raises, it means the same
         proto = ModelProto()
-    if not proto.graph.node or not proto.opset_import:
+    if not proto.graph.node or not (proto.opset_import or proto.ir_version < FIRST_IR_VERSION_WITH_OPSETS):
         raise VerificationError("not an ONNX model")
     return inlined(proto)
 
@@ -331,12 +331,11 @@ def read_inputs(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def _selected(model: ModelProto, inputs: Arrays) -> dict[str, np.ndarray]:
-    """The given inputs that this graph needs."""
-    names = [value.name for value in _required_inputs(model)]
-    missing = [name for name in names if name not in inputs]
+    """The given inputs that are this graph's, all that it needs."""
+    missing = [value.name for value in _required_inputs(model) if value.name not in inputs]
     if missing:
         raise VerificationError(f"missing inputs {missing}, given are {list(inputs)}")
-    return {name: inputs[name] for name in names}
+    return {value.name: inputs[value.name] for value in model.graph.input if value.name in inputs}
 
 
 def _required_inputs(model: ModelProto) -> list[ValueInfoProto]:
