@@ -160,18 +160,19 @@ constexpr bool kHardwarePrefetchesRuns = ONNXPOOL_VECTOR_BYTES < 64;
 #define ONNXPOOL_PREFETCHING __attribute__((always_inline)) inline
 
 // Prefetches the cache line with this element. By default into L2, which can have several times as many misses in
-// flight as L1 has: those of L1 are too few to hide the latency of memory.
+// flight as L1 has: those of L1 are too few to hide the latency of memory. Zen 4 drops some of what is prefetched while
+// many misses are in flight, but seldom all of several `attempts`.
 enum class Cache { kL1, kL2 };
 template <Cache kCache = Cache::kL2, class T>
-ONNXPOOL_PREFETCHING void prefetch_line(const T* element) {
-    __builtin_prefetch(element, 0, kCache == Cache::kL1 ? 3 : 2);
+ONNXPOOL_PREFETCHING void prefetch_line(const T* element, int attempts) {
+    for (int i = 0; i < attempts; ++i) __builtin_prefetch(element, 0, kCache == Cache::kL1 ? 3 : 2);
 }
 
 // Prefetches these elements; there need not be any.
 template <class T>
 ONNXPOOL_PREFETCHING void prefetch(const T* elements, int64_t size) {
     constexpr int64_t line = 64 / sizeof(T);
-    for (int64_t i = 0; i < size; i += line) prefetch_line(elements + i);
+    for (int64_t i = 0; i < size; i += line) prefetch_line(elements + i, 2);
 }
 
 // How far ahead of what is read elements are prefetched, and how many of them at a time: more would exceed the misses
@@ -188,10 +189,11 @@ ONNXPOOL_PREFETCHING void prefetch_ahead(const T* elements, int64_t size) {
     prefetch(elements + kPrefetchDistance<T>, size);
 }
 
-// Prefetches what a loop that reads here will read later.
+// Prefetches what a loop that reads a vector here will read later, in four attempts for each line.
 template <int kBytesAhead, Cache kCache = Cache::kL2, class T>
 ONNXPOOL_PREFETCHING void prefetch_line_ahead(const T* source) {
-    prefetch_line<kCache>(source + kBytesAhead / sizeof(T));
+    constexpr int attempts = kCache == Cache::kL2 ? std::max(1, ONNXPOOL_VECTOR_BYTES / 16) : 1;
+    prefetch_line<kCache>(source + kBytesAhead / sizeof(T), attempts);
 }
 
 // Stores miss the caches, too: the lines that will be written next are prefetched, or the caches are bypassed.
