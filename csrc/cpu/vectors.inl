@@ -192,7 +192,7 @@ ONNXPOOL_PREFETCHING void prefetch_ahead(const T* elements, int64_t size) {
 // Prefetches what a loop that reads a vector here will read later, in four attempts for each line.
 template <int kBytesAhead, Cache kCache = Cache::kL2, class T>
 ONNXPOOL_PREFETCHING void prefetch_line_ahead(const T* source) {
-    constexpr int attempts = kCache == Cache::kL2 ? std::max(1, ONNXPOOL_VECTOR_BYTES / 16) : 1;
+    constexpr int attempts = kCache == Cache::kL2 ? ONNXPOOL_VECTOR_BYTES / 16 : 1;
     prefetch_line<kCache>(source + kBytesAhead / sizeof(T), attempts);
 }
 
