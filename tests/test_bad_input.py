@@ -207,7 +207,7 @@ def test_output_shapes_without_data(convert):
 
 
 def test_a_copy_beyond_any_memory():
-    with pytest.raises((MemoryError, RuntimeError), match="bad_alloc|allocate memory"):  # the second is ATen's
+    with pytest.raises((MemoryError, RuntimeError), match=r"bad_alloc|allocate memory"):  # the second is ATen's
         torch_onnxpool.average_pool(torch.zeros(1, 1, 1, 1).expand(1, 1, 2**21, 2**21), 2)
 
 
