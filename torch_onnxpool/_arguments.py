@@ -149,7 +149,10 @@ def schema_arguments(tensors: Sequence[Tensor], attributes: dict[str, Any]) -> d
 
 def fixed(attributes: dict[str, Any]) -> dict[str, Any]:
     """The same for whoever looks at them later: callers may change their lists and arrays meanwhile."""
-    return {name: v if type(v) in _IMMUTABLE else _in_python(name, v) for name, v in attributes.items()}
+    return {
+        name: v if type(v) in _IMMUTABLE else v.copy() if type(v) is list else _in_python(name, v)
+        for name, v in attributes.items()
+    }
 
 
 def plain(onnx_name: str, name: str, value: Any) -> Any:
