@@ -232,8 +232,8 @@ def test_scales_and_zero_points_keep_their_types():
     layer = torch_onnxpool.QLinearGlobalAveragePool(0.1, np.uint8(3), 0.3, np.uint8(5))
     x = torch.randint(0, 255, (1, 2, 3, 4), dtype=torch.uint8)
     wanted = layer(x)
-    conversions = torch.nn.Module.half, lambda m: m.to(torch.bfloat16), lambda m: m.type(torch.float16)
-    for convert in (*conversions, torch.nn.Module.double):
+    half, double = torch.nn.Module.half, torch.nn.Module.double
+    for convert in (half, double, lambda m: m.to(torch.bfloat16), lambda m: m.type(torch.float16)):
         assert torch.equal(convert(torch.nn.Sequential(layer))(x), wanted)
         assert layer.x_scale.dtype == layer.y_scale.dtype == torch.float32
 

@@ -126,7 +126,7 @@ void add_row_by_columns(const R& reduction, const typename R::Element* x, int64_
     for (int64_t column = 0; column < columns; ++column, x += x_step) {
         const auto add = [&](const auto& combine) {
             for (int64_t i = 0; i < lanes; i += kCount) {
-                prefetch(x + i + 8192 / sizeof(*x), 1);  // in two attempts: sums have little else to do
+                prefetch(x + i + 8192 / sizeof(*x), 1);  // four attempts would take the place of loads
                 store(new_sums + i, combine(i, V(take(load<kCount>(x + i), column))));
             }
         };

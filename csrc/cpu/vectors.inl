@@ -168,7 +168,7 @@ ONNXPOOL_PREFETCHING void prefetch_line(const T* element, int attempts) {
     for (int i = 0; i < attempts; ++i) __builtin_prefetch(element, 0, kCache == Cache::kL1 ? 3 : 2);
 }
 
-// Prefetches these elements; there need not be any.
+// Prefetches these elements, in two attempts; there need not be any.
 template <class T>
 ONNXPOOL_PREFETCHING void prefetch(const T* elements, int64_t size) {
     constexpr int64_t line = 64 / sizeof(T);

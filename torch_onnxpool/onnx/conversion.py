@@ -1,8 +1,8 @@
 """The opset of a model that the dynamo exporter has made: all of it converted, or an error that names a node.
 
 Pooling nodes are hidden meanwhile, as onnx's converter knows too little about them. They need no conversion: they have
-been written for the opset asked for. The rest is left to onnx, but for nodes that it refuses without need, because
-only the element types have grown between two versions (Relu, Add and many more).
+been written for the opset asked for. The rest is left to onnx, one opset after the other, but for nodes that it refuses
+without need, because only the element types have grown between two versions (Relu, Add and many more).
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _drop(node: NodeProto, names: set[str]) -> None:
 
 
 def _count_axes_from_the_front(graph: onnx.GraphProto, values: dict[str, ir.Value], opset: int) -> None:
-    """Where axes are attributes, all are by now."""
+    """Make negative axes, which older opsets do not know, positive ones. All axes are attributes by now."""
     for node in graph.node:
         for attribute in node.attribute:
             value = helper.get_attribute_value(attribute) if attribute.name in ("axis", "axes") else []

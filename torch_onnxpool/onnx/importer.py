@@ -28,16 +28,20 @@ def layer_from_node(node: NodeProto, opset_version: int) -> nn.Module:
     """
     if not isinstance(node, NodeProto):
         raise ValueError(f"layer_from_node: node must be an onnx.NodeProto, got {type(node).__name__}")
-    parsed = nodes.parse(node, checked_opset("layer_from_node", opset_version))
-    arguments = dict(parsed.attributes)
+    return layer_of(nodes.parse(node, checked_opset("layer_from_node", opset_version)))
+
+
+def layer_of(node: nodes.PoolNode) -> nn.Module:
+    """The same for a node that has been parsed. ValueError for attributes that contradict each other."""
+    arguments = dict(node.attributes)
     # Some exporters write pads of zero beside auto_pad, where they say nothing. Our layers refuse to be told both.
-    if parsed.has_idle_pads:
+    if node.has_idle_pads:
         del arguments["pads"]
-    if "Indices" in parsed.outputs:
+    if "Indices" in node.outputs:
         arguments["return_indices"] = True
-    if parsed.op_type == "QLinearAveragePool" and len(parsed.inputs) < len(parsed.schema.inputs):
-        return _ZeroPointsLeftOut(parsed.inputs[1:], **arguments)
-    return getattr(layers, parsed.op_type)(**arguments)
+    if node.op_type == "QLinearAveragePool" and len(node.inputs) < len(node.schema.inputs):
+        return _ZeroPointsLeftOut(node.inputs[1:], **arguments)
+    return getattr(layers, node.op_type)(**arguments)
 
 
 class _ZeroPointsLeftOut(layers.QLinearAveragePool):

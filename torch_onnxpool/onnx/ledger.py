@@ -17,7 +17,7 @@ import torch
 from onnx import NodeProto
 
 from .._geometry import output_size
-from .importer import layer_from_node
+from .importer import layer_of
 from .nodes import PoolNode, parse
 from .operators import MICROSOFT, ONNX, checked_opset
 from .schemas import type_name
@@ -178,9 +178,8 @@ def rows_for(
         ValueError: for a node that is not legal, and a shape of another rank than its kernel's.
     """
     if isinstance(node, NodeProto):
-        opset_version = checked_opset("rows_for", opset_version)
-        layer_from_node(node, opset_version)  # which refuses illegal ones
-        node = parse(node, opset_version)
+        node = parse(node, checked_opset("rows_for", opset_version))
+        layer_of(node)  # which refuses illegal ones
     if values is not None:
         input_shape, element_type = values.shape, type_name(values.dtype)
     if None not in (input_shape, node.spatial_rank) and len(input_shape) != 2 + node.spatial_rank:

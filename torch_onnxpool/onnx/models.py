@@ -9,18 +9,20 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from . import schemas
 from .operators import LAYERS, ONNX, canonical_domain
 
-FIRST_IR_VERSION_WITH_OPSETS = 3
+_FIRST_IR_VERSION_WITH_OPSETS = 3
+
+
+def has_opset(model: ModelProto) -> bool:
+    """Whether a model imports an opset, or is so old that it need not: then it has opset 1."""
+    return bool(model.opset_import) or model.ir_version < _FIRST_IR_VERSION_WITH_OPSETS
 
 
 def canonical(model: ModelProto) -> ModelProto:
-    """A copy of a model that writes the default domain as "" everywhere, and says which opsets it imports.
-
-    The oldest files did not: they have opset 1.
-    """
+    """A copy of a model that writes the default domain as "" everywhere, and says which opsets it imports."""
     copy = ModelProto()
     copy.CopyFrom(model)
-    if copy.ir_version < FIRST_IR_VERSION_WITH_OPSETS and not copy.opset_import:
-        copy.ir_version = FIRST_IR_VERSION_WITH_OPSETS
+    if has_opset(copy) and not copy.opset_import:
+        copy.ir_version = _FIRST_IR_VERSION_WITH_OPSETS
         copy.opset_import.add(domain=ONNX, version=1)
     opsets = (opset for scope in (copy, *copy.functions) for opset in scope.opset_import)
     nodes = (node for graph in (copy.graph, *copy.functions) for _, node in walk(graph))

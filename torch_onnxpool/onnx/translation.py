@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -107,8 +107,7 @@ def _infer(node: ir.Node, schema: defs.OpSchema) -> None:
     """Give the outputs of a node their types, as far as onnx knows. The exporter does so for results of calls only."""
     inputs = {f"input{index}": value for index, value in enumerate(node.inputs)}
     outputs = {f"output{index}": value for index, value in enumerate(node.outputs)}
-    proto = onnx.NodeProto(op_type=node.op_type, input=inputs, output=outputs)
-    proto.attribute.extend(ir.to_proto(attribute) for attribute in node.attributes.values())
+    proto = _node_proto(node, inputs, outputs)
     types = {name: _type_proto(value) for name, value in inputs.items() if value.dtype is not None}
     data = {
         name: ir.serde.serialize_tensor(value.const_value)
@@ -120,6 +119,13 @@ def _infer(node: ir.Node, schema: defs.OpSchema) -> None:
         if name in inferred:
             value.type = ir.serde.deserialize_type_proto_for_type(inferred[name])
             value.shape = ir.serde.deserialize_type_proto_for_shape(inferred[name])
+
+
+def _node_proto(node: ir.Node, inputs: Iterable[str], outputs: Iterable[str]) -> onnx.NodeProto:
+    """With names for its values, which have none yet."""
+    proto = onnx.NodeProto(op_type=node.op_type, input=inputs, output=outputs)
+    proto.attribute.extend(ir.to_proto(attribute) for attribute in node.attributes.values())
+    return proto
 
 
 def _type_proto(value: ir.Value, dtype: int | None = None) -> onnx.TypeProto:
@@ -161,6 +167,8 @@ def _translation(operator: str, overload: torch._ops.OpOverload) -> Callable:
 
 def _warn_if_conversion_fails(operator: str, written: Sequence[ir.Node], opset: int, requested: int) -> None:
     """The exporter only logs that onnx's converter has failed, and leaves the file in the opset it was in."""
+    if any(node.domain != ONNX for node in written):  # others are left alone
+        return
     names: dict[int, str] = {}
 
     def name(value: ir.Value | None) -> str:
@@ -168,13 +176,9 @@ def _warn_if_conversion_fails(operator: str, written: Sequence[ir.Node], opset: 
 
     protos, inputs, outputs = [], {}, {}
     for node in written:
-        if node.domain != ONNX:  # which conversions leave alone
-            return
         inputs |= {name(value): value for value in node.inputs if value is not None and name(value) not in outputs}
         outputs |= {name(value): value for value in node.outputs}
-        proto = onnx.NodeProto(op_type=node.op_type, input=map(name, node.inputs), output=map(name, node.outputs))
-        proto.attribute.extend(ir.to_proto(attribute) for attribute in node.attributes.values())
-        protos.append(proto)
+        protos.append(_node_proto(node, map(name, node.inputs), map(name, node.outputs)))
     graph = helper.make_graph(
         protos,
         "one_pool",

@@ -36,7 +36,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 
 from . import ledger, schemas
 from .importer import layer_from_node
-from .models import FIRST_IR_VERSION_WITH_OPSETS, has_layer, inlined, name_of, subgraphs, walk
+from .models import has_layer, has_opset, inlined, name_of, subgraphs, walk
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -251,7 +251,7 @@ def _load(path: Path) -> ModelProto:
         raise VerificationError(f"cannot read it: {error.strerror}") from None
     except Exception:  # whatever the parser of a foreign file raises, it means the same
         proto = ModelProto()
-    if not proto.graph.node or not (proto.opset_import or proto.ir_version < FIRST_IR_VERSION_WITH_OPSETS):
+    if not proto.graph.node or not has_opset(proto):
         raise VerificationError("not an ONNX model")
     return inlined(proto)
 
