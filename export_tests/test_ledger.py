@@ -260,6 +260,16 @@ def test_the_other_engine_differs(example):
     assert_close(example.theirs(), example.ours())
 
 
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def test_the_ledger_knows_what_the_difference_is_seen_by(example):
+    try:
+        sizes = [output.shape for output in example.theirs()]
+        seen_by = ledger.VALUES if sizes == [output.shape for output in example.ours()] else ledger.SIZES
+    except Exception:  # of three engines, each with errors of its own
+        seen_by = ledger.REFUSAL
+    assert seen_by in ledger.row(example.row).difference(example.engine).seen_by
+
+
 @pytest.mark.parametrize("example", strictly_failing(INFERRED))
 def test_the_inferred_shape_differs(example):
     assert inferred_shape(example) == list(example.ours()[0].shape)
@@ -404,6 +414,16 @@ def test_rows_of_the_quantised_operator():
 
 def test_row_by_id():
     assert [ledger.row(row_id).id for row_id in ROW_IDS] == ROW_IDS
+    with pytest.raises(ValueError, match=r"^row: row_id must be one of same-dilated, .*, got row_id='lp-sign'$"):
+        ledger.row("lp-sign")
+
+
+def test_engines_that_nobody_knows_are_refused():
+    with pytest.raises(ValueError, match=r"^rows_for: engine must be one of onnxruntime, .*torch, got engine='ort'$"):
+        ledger.rows_for(make_node("MaxPool", **WHOLE), 21, engine="ort")
+    assert ledger.row("lp-abs").difference(TORCH).engine == TORCH
+    with pytest.raises(ValueError, match=r"^lp-abs: engine must be one of torch, got engine='onnxruntime'$"):
+        ledger.row("lp-abs").difference(ONNXRUNTIME)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -163,6 +163,21 @@ def test_what_no_row_explains_is_a_mismatch_beside_what_one_does(tmp_path, capsy
     assert code == 1, out
 
 
+@pytest.mark.parametrize(
+    ("theirs", "text"),
+    [
+        (lambda y: [y[..., :2, :2]], "shape [1, 2, 6, 6], onnxruntime [1, 2, 2, 2]"),
+        (lambda y: verify.VerificationError("no kernel"), "no kernel"),
+    ],
+)
+def test_rows_about_values_excuse_neither_a_size_nor_a_refusal(tmp_path, theirs, text):
+    model = verify.Model(save(tmp_path / "m.onnx", [max_pool()]))
+    (node,), x = model.nodes, np.full(IMAGE, np.nan, np.float32)
+    y = layer_from_node(node, model.opset_version(node))(torch.from_numpy(x)).numpy()
+    assert model._difference(node, [x], theirs(y)) == verify.Difference(agrees=False, text=text)
+    assert model._difference(node, [x], [np.zeros_like(y)]).explained_by == ("max-nan",)
+
+
 def test_pools_that_cannot_be_compared_are_named(tmp_path, capsys):
     def branch(name):
         pool = helper.make_node("MaxPool", ["X"], [f"{name}_y"], name=f"{name}_pool", kernel_shape=[2, 2])

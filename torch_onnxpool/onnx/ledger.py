@@ -27,6 +27,10 @@ REFERENCE = "reference evaluator"
 SHAPE_INFERENCE = "onnx.shape_inference"
 NODE_TEST = "official node test"
 TORCH = "torch"
+ENGINES = (ONNXRUNTIME, REFERENCE, SHAPE_INFERENCE, NODE_TEST, TORCH)
+
+# What a difference can be seen by: other values, other sizes, or that a legal node is refused.
+VALUES, SIZES, REFUSAL = "values", "sizes", "refusal"
 
 # The release of onnxruntime that the rows were last measured on: what it does is what an export warns about.
 MEASURED_ONNXRUNTIME = "1.31.1"
@@ -130,6 +134,7 @@ class Difference:
 
     engine: str
     how: str
+    seen_by: tuple[str, ...] = (VALUES,)
     versions: tuple[str, str] | None = None  # the first and the last release that does, if it has been repaired
     when: Callable[[Subject], bool] = lambda subject: True  # which part of the row it concerns
 
@@ -151,7 +156,11 @@ class Row:
     remedy: str | None = None  # what helps where it cannot
 
     def difference(self, engine: str) -> Difference:
-        return next(difference for difference in self.differs if difference.engine == engine)
+        """What this engine does instead. ValueError for one that does not differ."""
+        by_engine = {difference.engine: difference for difference in self.differs}
+        if engine not in by_engine:
+            raise ValueError(f"{self.id}: engine must be one of {', '.join(by_engine)}, got engine={engine!r}")
+        return by_engine[engine]
 
 
 def rows_for(
@@ -171,12 +180,15 @@ def rows_for(
     Args:
         node: as a NodeProto with the opset version of its domain, or, if it is known to be legal, as a `PoolNode`.
         input_shape, element_type, values: of X. `values` gives all three.
-        engine: only the rows in which this engine (ONNXRUNTIME, REFERENCE, SHAPE_INFERENCE, TORCH) differs.
+        engine: only the rows in which this one of ENGINES (ONNXRUNTIME, REFERENCE, SHAPE_INFERENCE, NODE_TEST, TORCH)
+            differs.
         engine_version: only those in which this release of the engine does.
 
     Raises:
-        ValueError: for a node that is not legal, and a shape of another rank than its kernel's.
+        ValueError: for a node that is not legal, a shape of another rank than its kernel's, and an unknown engine.
     """
+    if engine is not None and engine not in ENGINES:
+        raise ValueError(f"rows_for: engine must be one of {', '.join(ENGINES)}, got engine={engine!r}")
     if isinstance(node, NodeProto):
         node = parse(node, checked_opset("rows_for", opset_version))
         layer_of(node)  # which refuses illegal ones
@@ -196,7 +208,11 @@ def rows_for(
 
 
 def row(row_id: str) -> Row:
-    return next(row for row in ROWS if row.id == row_id)
+    """The row of this id. ValueError if there is none."""
+    by_id = {row.id: row for row in ROWS}
+    if row_id not in by_id:
+        raise ValueError(f"row: row_id must be one of {', '.join(by_id)}, got row_id={row_id!r}")
+    return by_id[row_id]
 
 
 def onnxruntime_pools_since(op_type: str, element_type: str) -> float:
@@ -262,7 +278,7 @@ ROWS = (
         "SAME_UPPER or SAME_LOWER with dilation > 1",
         "the padding is that of the effective kernel",
         (
-            Difference(ONNXRUNTIME, "takes the undilated kernel: wrong size or error"),
+            Difference(ONNXRUNTIME, "takes the undilated kernel: wrong size or error", (VALUES, SIZES, REFUSAL)),
             Difference(REFERENCE, "wrong", when=lambda s: s.is_a("AveragePool", "LpPool")),
         ),
         lambda s: s.is_same and any(min(axis.dilation, axis.kernel) > 1 for axis in s.axes),
@@ -273,8 +289,8 @@ ROWS = (
         "SAME_UPPER or SAME_LOWER with stride > kernel",
         "the padding is not less than 0",
         (
-            Difference(ONNXRUNTIME, "raises, or crops the input"),
-            Difference(REFERENCE, "raises, or crops the input"),
+            Difference(ONNXRUNTIME, "raises, or crops the input", (VALUES, SIZES, REFUSAL)),
+            Difference(REFERENCE, "raises, or crops the input", (VALUES, SIZES, REFUSAL)),
         ),
         lambda s: s.is_same and s.any_axis(_falls_short, _can_fall_short),
         portable="explicit pads",
@@ -284,8 +300,8 @@ ROWS = (
         "a pad >= kernel_shape",
         "legal",
         (
-            Difference(ONNXRUNTIME, "refuses to load the model"),
-            Difference(TORCH, "refuses pads above half of the kernel"),
+            Difference(ONNXRUNTIME, "refuses to load the model", (REFUSAL,)),
+            Difference(TORCH, "refuses pads above half of the kernel", (REFUSAL,)),
         ),
         lambda s: any(max(axis.pad_begin, axis.pad_end) >= axis.kernel for axis in s.axes),
         portable="a Pad node, or for MaxPool a Gather of the data of each window",
@@ -294,7 +310,7 @@ ROWS = (
         "ceil-clip-inference",
         "ceil_mode=1 below opset 22, a last window that would start behind the input",
         "the window is dropped",
-        (Difference(SHAPE_INFERENCE, "keeps it"),),
+        (Difference(SHAPE_INFERENCE, "keeps it", (SIZES,)),),
         lambda s: (
             s.is_a(*_POOLS) and s.has(ceil_mode=1) and s.node.version < 22 and s.any_axis(_falls_short, _can_fall_short)
         ),
@@ -304,7 +320,7 @@ ROWS = (
         "ceil-float32",
         "ceil_mode=1, a size above 2^24",
         "sizes are exact integers",
-        (Difference(ONNXRUNTIME, "off by one"),),
+        (Difference(ONNXRUNTIME, "off by one", (SIZES,)),),
         lambda s: s.rounds_up and s.any_axis(lambda a: a.padded > _FLOAT32_INTEGERS, lambda a: False),
         portable="explicit end pads with ceil_mode=0",
     ),
@@ -312,7 +328,7 @@ ROWS = (
         "valid-ceil",
         "auto_pad=VALID with ceil_mode=1",
         "ceil_mode is honoured, as in onnxruntime; the text's formula ignores it",
-        (Difference(REFERENCE, "follows the text (MaxPool), or refuses"),),
+        (Difference(REFERENCE, "follows the text (MaxPool), or refuses", (SIZES, REFUSAL)),),
         lambda s: s.has(auto_pad="VALID", ceil_mode=1) and s.any_axis(_overhangs),
         portable="explicit end pads with ceil_mode=0",
     ),
@@ -419,7 +435,7 @@ ROWS = (
         "rank",
         "more than 3 spatial dimensions",
         "any number",
-        (Difference(ONNXRUNTIME, "the CPU provider has at most 3"),),
+        (Difference(ONNXRUNTIME, "the CPU provider has at most 3", (REFUSAL,)),),
         lambda s: (s.is_a(*_POOLS, "MaxUnpool") or s.is_quantized_window) and (s.spatial_rank or 0) > 3,
         portable="one pool for every three axes, or a Reduce operator",
     ),
@@ -431,6 +447,7 @@ ROWS = (
             Difference(
                 ONNXRUNTIME,
                 "the CPU provider has float16 from opset 6 on, float64 for MaxPool from opset 8 on, no bfloat16",
+                (REFUSAL,),
             ),
         ),
         lambda s: (
@@ -445,7 +462,7 @@ ROWS = (
         "global-lp-22",
         "GlobalLpPool at opset >= 22",
         "valid",
-        (Difference(ONNXRUNTIME, "has no kernel"),),
+        (Difference(ONNXRUNTIME, "has no kernel", (REFUSAL,)),),
         lambda s: s.is_a("GlobalLpPool") and s.node.version >= 22,
         portable="ReduceL1, ReduceL2, or LpPool over the whole plane",
     ),
@@ -453,7 +470,7 @@ ROWS = (
         "v1-kernels",
         "AveragePool-1, LpPool-1, GlobalLpPool-1",
         "valid",
-        (Difference(ONNXRUNTIME, "has no kernel"),),
+        (Difference(ONNXRUNTIME, "has no kernel", (REFUSAL,)),),
         lambda s: s.is_a("AveragePool", "LpPool", "GlobalLpPool") and s.node.version == 1,
         portable="GlobalLpPool as ReduceL1 or ReduceL2",
         remedy="export at opset 7 or above",
@@ -472,7 +489,7 @@ ROWS = (
         "empty-zero-point",
         "QLinearAveragePool without x_zero_point",
         "it is 0",
-        (Difference(ONNXRUNTIME, "refuses to load the model"),),
+        (Difference(ONNXRUNTIME, "refuses to load the model", (REFUSAL,)),),
         lambda s: s.is_quantized_window and "x_zero_point" not in s.node.inputs,
         remedy="give the node a zero point of 0",
     ),
