@@ -124,6 +124,27 @@ def test_what_the_package_offers():
     """)
 
 
+def test_all_names_can_be_imported_without_onnxscript_and_onnxruntime():
+    run("""
+        import sys, pytest
+        sys.modules["onnxscript"] = sys.modules["onnxruntime"] = None
+        from torch_onnxpool.onnx import *
+        assert issubclass(OpsetError, RuntimeError)
+        assert ledger.ROWS
+        with pytest.raises(ImportError, match="onnxscript"):
+            translation_table()
+    """)
+
+
+def test_modules_are_loaded_when_they_are_asked_for():
+    run("""
+        import sys, torch_onnxpool
+        assert not any(name.startswith("onnx") for name in sys.modules)
+        onnx = torch_onnxpool.onnx
+        assert (onnx.verify.Model, onnx.models.inlined, onnx.backend.PoolingBackend, onnx.ledger.rows_for)
+    """)
+
+
 def test_looking_for_a_module_is_not_importing_it():
     run("""
         import importlib.util, torch, torch_onnxpool

@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib
 
 _HOME = {
-    "OpsetError": "conversion",
+    "OpsetError": "operators",
     "PortabilityWarning": "portability",
     "export": "exporter",
     "layer_from_node": "importer",
     "portable": "portability",
-    "translation_table": "translation",
+    "translation_table": "exporter",
 }
 _MODULES = (
     "backend",
@@ -24,12 +24,14 @@ _MODULES = (
     "folding",
     "importer",
     "ledger",
+    "models",
     "nodes",
     "operators",
     "portability",
     "schemas",
     "symbolic",
     "translation",
+    "verify",
 )
 
 __all__ = [*_HOME, "ledger", "schemas"]

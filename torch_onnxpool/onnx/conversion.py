@@ -16,7 +16,7 @@ from onnx import NodeProto, defs, helper
 from onnxscript import ir
 
 from . import schemas
-from .operators import ONNX
+from .operators import ONNX, OpsetError
 from .translation import Hiding
 
 # Larger initializers do not go through onnx's converter: it does not look into them, and a file has at most 2 GB.
@@ -36,10 +36,6 @@ _FLATTENING_UNTIL = 13
 
 # Parameters that older versions of an operator call otherwise.
 _FORMERLY = {"input_mean": "mean", "input_var": "var"}
-
-
-class OpsetError(RuntimeError):
-    """A model cannot be written in the opset asked for. The text names the node that stands in the way."""
 
 
 def finish(model: ir.Model, opset: int) -> None:

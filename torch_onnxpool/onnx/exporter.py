@@ -7,6 +7,7 @@ import inspect
 import io
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import onnx
@@ -64,6 +65,16 @@ export.__signature__ = inspect.signature(torch.onnx.export).replace(
         inspect.signature(export).parameters["portable"],
     ]
 )
+
+
+def translation_table() -> dict[torch._ops.OpOverload, Callable]:
+    """The operators for `torch.onnx.export(..., custom_translation_table=translation_table())`.
+
+    Only needed where the automatic registration at `import torch_onnxpool` has failed, which says so in a warning.
+    """
+    from . import translation  # needs onnxscript
+
+    return translation.table()
 
 
 def _export(

@@ -1,6 +1,7 @@
 """Which ONNX operator each operator of `torch.ops.torch_onnxpool` is.
 
-This table is all that the exporters need to register themselves, so it imports nothing: neither torch nor onnx.
+This table is all that the exporters need to register themselves, so it imports nothing: neither torch nor onnx. What
+else several of them need without either is here, too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ from typing import Any, NamedTuple
 ONNX = ""
 MICROSOFT = "com.microsoft"
 MICROSOFT_VERSION = 1
+
+
+class OpsetError(RuntimeError):
+    """A model cannot be written in the opset asked for. The text names the node that stands in the way."""
 
 
 class Operator(NamedTuple):

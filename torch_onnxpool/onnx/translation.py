@@ -39,11 +39,8 @@ class Hiding:
 _hiding: ContextVar[Hiding | None] = ContextVar("torch_onnxpool_hiding", default=None)
 
 
-def translation_table() -> dict[torch._ops.OpOverload, Callable]:
-    """The operators for `torch.onnx.export(..., custom_translation_table=translation_table())`.
-
-    Only needed where the automatic registration at `import torch_onnxpool` has failed, which says so in a warning.
-    """
+def table() -> dict[torch._ops.OpOverload, Callable]:
+    """See `exporter.translation_table`."""
     folding.install()
     overloads = {operator: getattr(torch.ops.torch_onnxpool, operator).default for operator in OPERATORS}
     return {overload: _translation(operator, overload) for operator, overload in overloads.items()}
@@ -53,7 +50,7 @@ def register() -> None:
     """Register every operator with the exporter, through the private function that its own operators use."""
     from torch.onnx._internal.exporter._torchlib._torchlib_registry import onnx_impl
 
-    for overload, translation in translation_table().items():
+    for overload, translation in table().items():
         onnx_impl(overload, no_compile=True)(translation)
 
 
