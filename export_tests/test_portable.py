@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 import warnings
 
 import numpy as np
@@ -283,11 +284,17 @@ WARNED = [
 @pytest.mark.parametrize("exporter", EXPORTERS)
 @pytest.mark.parametrize(("row", "operator", "x", "attributes", "opset"), WARNED)
 def test_warns(row, operator, x, attributes, opset, exporter):
-    text = (
-        rf"^{operator}: .*: onnxruntime .* \(ledger: {row}\)\. Remedy: torch_onnxpool\.onnx\.portable\(\) writes .+\.$"
-    )
+    kernel = f"kernel_shape={attributes['kernel_shape']} and " if "kernel_shape" in attributes else ""
+    which = re.escape(f", got {kernel}X of shape {list(x.shape)}: onnxruntime ")
+    text = rf"^{operator}: .*{which}.* \(ledger: {row}\)\. Remedy: torch_onnxpool\.onnx\.portable\(\) writes .+\.$"
     with pytest.warns(PortabilityWarning, match=text):
         loud_export(layer_of(operator, **attributes), x, exporter, opset)
+
+
+def test_the_warning_leaves_sizes_open_that_are():
+    layer = layer_of("MaxPool", kernel_shape=[2, 2], pads=[2, 2, 2, 2])
+    with pytest.warns(PortabilityWarning, match=r", got kernel_shape=\[2, 2\] and X of shape \[\d+, \d+, \?, \d+\]: "):
+        loud_export(layer, X, "dynamo", 20, dynamic_shapes=({2: "H"},))
 
 
 def loud_export(layer, x, exporter, opset, **options):

@@ -56,7 +56,7 @@ def write(
         except portability.Unportable as unportable:
             reason = str(unportable)
     for row in ledger.rows_for(node, **known, engine=ledger.ONNXRUNTIME, engine_version=ledger.MEASURED_ONNXRUNTIME):
-        warnings.warn(_warning(node.op_type, row, reason), portability.PortabilityWarning, stacklevel=2)
+        warnings.warn(_warning(node, shape, row, reason), portability.PortabilityWarning, stacklevel=2)
     inputs = [arguments[name] for name in node.inputs]
     # Among our arguments, a list of sizes can be what is an input in ONNX.
     inputs = [_vector(graph, value) if isinstance(value, (list, tuple)) else value for value in inputs]
@@ -81,8 +81,8 @@ def _rows_with_portable_form(node: nodes.PoolNode, known: dict[str, Any]) -> boo
     return any(row.portable for engine in _PORTABLE_TO for row in ledger.rows_for(node, **known, engine=engine))
 
 
-def _warning(op_type: str, row: ledger.Row, reason: str | None) -> str:
-    """`reason` is why the portable form cannot be written."""
+def _warning(node: nodes.PoolNode, shape: Sequence[int | None] | None, row: ledger.Row, reason: str | None) -> str:
+    """Tells which node it is: no line of the user's calls it. `reason` is why the portable form cannot be written."""
     if row.portable is not None and reason is not None:
         remedy = f"It has no portable form here: {reason}"
     elif row.portable is not None:
@@ -91,4 +91,9 @@ def _warning(op_type: str, row: ledger.Row, reason: str | None) -> str:
     else:
         remedy = f"Remedy: {row.remedy}"
     how = row.difference(ledger.ONNXRUNTIME).how
-    return f"{op_type}: {row.case}: onnxruntime {how} (ledger: {row.id}). {remedy}."
+    kernel_shape = node.attributes.get("kernel_shape")
+    got = [] if kernel_shape is None else [f"kernel_shape={kernel_shape}"]
+    if shape is not None:
+        got.append(f"X of shape [{', '.join('?' if size is None else str(size) for size in shape)}]")
+    which = f", got {' and '.join(got)}" if got else ""
+    return f"{node.op_type}: {row.case}{which}: onnxruntime {how} (ledger: {row.id}). {remedy}."
