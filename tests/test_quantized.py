@@ -258,6 +258,12 @@ def test_zero_points_of_two_types_are_refused():
         torch_onnxpool.QLinearGlobalAveragePool(0.5, np.uint8(3), 0.25, np.int8(5))
 
 
+def test_a_zero_point_that_has_no_type_is_refused_with_one_that_has():
+    text = r"x_zero_point must be .*such as torch\.tensor\(128, dtype=torch\.uint8\), got x_zero_point=128$"
+    with pytest.raises(ValueError, match=text):
+        torch_onnxpool.QLinearGlobalAveragePool(0.5, 128, 0.25, np.uint8(5))
+
+
 def test_zero_points_of_another_type_are_not_loaded():
     """-3 would become 253."""
     layer = torch_onnxpool.QLinearGlobalAveragePool(0.5, np.uint8(3), 0.25, np.uint8(5))

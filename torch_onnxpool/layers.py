@@ -275,7 +275,7 @@ class _QuantizedPool(_Pool):
             raise ValueError(f"{self.onnx_name}: {name} must be a scalar, got {name}={value!r}") from error
         types = (torch.float32,) if is_scale else (torch.uint8, torch.int8)
         if tensor.dtype not in types or tensor.dim() > 1 or tensor.numel() != 1:
-            wanted = "float32" if is_scale else "uint8 or int8"
+            wanted = "float32" if is_scale else "uint8 or int8, such as torch.tensor(128, dtype=torch.uint8)"
             raise ValueError(f"{self.onnx_name}: {name} must be one element of type {wanted}, got {name}={value!r}")
         number = _number(tensor)
         if is_scale and number is not None and not (math.isfinite(number) and number != 0):
