@@ -4,7 +4,7 @@ The 8x8 handwritten digits of scikit-learn go through an AveragePool with SAME_L
 MaxPool and a GlobalLpPool. Both exporters of torch write the model, and onnxruntime runs it. Then the last pooling
 becomes QLinearGlobalAveragePool on bytes, and onnxruntime gives the same bytes.
 
-    pip install "torch_onnxpool[examples]"
+    pip install ".[examples]"
     python examples/train_and_export.py [--output DIRECTORY]
 """
 

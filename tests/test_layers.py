@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+import typing
 from enum import Enum
 from fractions import Fraction
 
@@ -75,6 +76,14 @@ def test_attributes_and_defaults_are_onnxs(operator):
     if required:
         with pytest.raises(TypeError, match="kernel_shape"):
             getattr(torch_onnxpool, operator)()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="typing.get_overloads is of Python 3.11")
+def test_what_checkers_of_types_see_has_all_arguments():
+    overloads = typing.get_overloads(functional.max_pool)
+    assert len(overloads) == 3
+    for overload in overloads:
+        assert [*inspect.signature(overload).parameters] == [*inspect.signature(functional.max_pool).parameters]
 
 
 def test_a_length_zero_default_is_no_default():
@@ -219,12 +228,24 @@ def assert_same_results(ours, theirs) -> None:
 
 
 @pytest.mark.parametrize("operator", LAYERS)
-def test_layers_have_hooks_and_script_in_sequences(operator):
+def test_layers_have_hooks_and_stand_in_sequences(operator):
     layer = getattr(torch_onnxpool, operator)(**({"kernel_shape": 2} if operator in WINDOWED else {}))
     seen = []
     layer.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
     net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), layer)
     assert net(torch.ones(1, 1, 4, 4)).shape == seen[0]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("operator", LAYERS)
+def test_saved_programs_compute_the_same(operator, tmp_path):
+    """Exported and traced ones; torch.jit.script is not supported."""
+    layer = getattr(torch_onnxpool, operator)(**({"kernel_shape": [2, 2]} if operator in WINDOWED else {}))
+    x = torch.randn(2, 3, 5, 5)
+    torch.export.save(torch.export.export(layer, (x,)), tmp_path / "exported.pt2")
+    assert torch.equal(torch.export.load(tmp_path / "exported.pt2").module()(x), layer(x))
+    torch.jit.save(torch.jit.trace(layer, x), tmp_path / "traced.pt")
+    assert torch.equal(torch.jit.load(tmp_path / "traced.pt")(x), layer(x))
 
 
 # --- what an import loads --------------------------------------------------------------------------------------------
@@ -256,6 +277,33 @@ def test_import_is_possible_before_torch_onnx_is_used():
     """A first export imports what it needs by itself."""
     code = "import torch_onnxpool, sys; print([m for m in ('onnx', 'onnxscript', 'onnxruntime') if m in sys.modules])"
     assert run_python(code).strip() == "[]"
+
+
+def test_what_a_torch_lacks_is_told_with_those_that_do_not():
+    code = """
+import torch
+del {name}
+try:
+    import torch_onnxpool
+except ImportError as error:
+    print(error)
+"""
+    for name in ("torch._C._is_tracing", "torch._functorch.utils.enable_single_level_autograd_function"):
+        text = run_python(code.format(name=name))
+        assert "has been tested with torch 2.10, " in text
+        assert name.rpartition(".")[2] in text
+
+
+def test_a_missing_library_is_told_as_it_is():
+    code = """
+import sys, torch
+sys.modules["torch_onnxpool._C"] = None
+try:
+    import torch_onnxpool
+except ImportError as error:
+    print(error)
+"""
+    assert "torch 2.10" not in run_python(code)
 
 
 # --- the same bits everywhere ----------------------------------------------------------------------------------------

@@ -8,7 +8,18 @@ import importlib.util
 
 import torch
 
-from torch_onnxpool import functional, layers
+__version__ = "0.1.0"
+
+try:
+    from torch_onnxpool import functional, layers
+except (AttributeError, ImportError) as error:
+    module = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", None)
+    if str(module).split(".")[0] != "torch":  # what this package brings itself, or another one, is missing
+        raise
+    raise ImportError(
+        f"torch_onnxpool {__version__} has been tested with torch 2.10, 2.11 and 2.13, and torch {torch.__version__} "
+        f"lacks something that it needs: {error}"
+    ) from error
 from torch_onnxpool.functional import (
     average_pool,
     global_average_pool,
@@ -32,8 +43,6 @@ from torch_onnxpool.layers import (
     QLinearGlobalAveragePool,
 )
 from torch_onnxpool.onnx import _hooks
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AveragePool",

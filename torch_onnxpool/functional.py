@@ -22,6 +22,7 @@ Source: the ONNX operator documentation, https://onnx.ai/onnx/operators/; where 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, overload
 
 from torch import Tensor, strided
 
@@ -140,6 +141,51 @@ def lp_pool(
             "strides": strides,
         },
     )
+
+
+@overload
+def max_pool(
+    X: Tensor,
+    kernel_shape: Ints,
+    *,
+    auto_pad: str = ...,
+    ceil_mode: int = ...,
+    dilations: Ints | None = ...,
+    pads: Ints | None = ...,
+    storage_order: int = ...,
+    strides: Ints | None = ...,
+    return_indices: Literal[False] = ...,
+) -> Tensor: ...
+
+
+@overload
+def max_pool(
+    X: Tensor,
+    kernel_shape: Ints,
+    *,
+    auto_pad: str = ...,
+    ceil_mode: int = ...,
+    dilations: Ints | None = ...,
+    pads: Ints | None = ...,
+    storage_order: int = ...,
+    strides: Ints | None = ...,
+    return_indices: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def max_pool(
+    X: Tensor,
+    kernel_shape: Ints,
+    *,
+    auto_pad: str = ...,
+    ceil_mode: int = ...,
+    dilations: Ints | None = ...,
+    pads: Ints | None = ...,
+    storage_order: int = ...,
+    strides: Ints | None = ...,
+    return_indices: bool,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def max_pool(
