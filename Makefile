@@ -42,7 +42,7 @@ compatibility: $(package)
 # BENCH passes options: make bench BENCH="--threads 2 --backward"
 bench: $(package)
 	$(bin)/python benchmarks/pooling.py $(BENCH)
-	$(bin)/python benchmarks/call_overhead.py
+	$(bin)/python benchmarks/call_overhead.py $(filter --publish,$(BENCH))
 
 # All that needs a GPU: build, tests, compute-sanitizer, benchmarks; within ten minutes. GPU_PYTHON names a Python that
 # already has torch with CUDA and what requirements-dev.txt lists. GPU passes options: see tools/gpu.py

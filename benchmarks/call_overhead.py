@@ -1,13 +1,12 @@
 """What one call costs before any work: one element, one thread, ours beside torch.nn.functional.
 
-python benchmarks/call_overhead.py [--quick] [--device DEVICE] [--output PATH]
+python benchmarks/call_overhead.py [--quick] [--device DEVICE] [--output PATH | --publish]
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 from timeit import Timer
 
 import harness
@@ -64,10 +63,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a glance: few calls")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--output", type=Path, help="the files' path, without its suffix")
+    harness.add_output_options(parser)
     options = parser.parse_args()
     on_gpu = options.device == "cuda"
-    options.output = options.output or harness.RESULTS / ("call_overhead-cuda" if on_gpu else "call_overhead")
+    output = harness.output_of(options, "call_overhead-cuda" if on_gpu else "call_overhead")
     torch.set_num_threads(1)
     # A GPU is waited for between repeats, not between calls: it takes up to a thousand before a call waits for it.
     repeats, calls = (5, 50) if options.quick else (100, 500 if on_gpu else 1000)
@@ -91,7 +90,7 @@ def main() -> None:
         "More in benchmarks/README.md.",
         harness.markdown_table(headings, rows),
     ]
-    harness.write(options.output, "Call overhead", machine, sections, {"microseconds": microseconds})
+    harness.write(output, "Call overhead", machine, sections, {"microseconds": microseconds})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Who runs the cases of the tests' table: each as a model of one node, in every engine that is installed.
 
-    python benchmarks/engines.py [--operator NAME] [--output PATH]
+    python benchmarks/engines.py [--operator NAME] [--output PATH | --publish]
 
 A case counts as right if the model loads, runs and gives the numbers of the tests' oracle, as wrong if it gives others,
 and as refused otherwise. onnx2torch and onnx2pytorch are not among the development requirements, and they want packages
@@ -127,9 +127,7 @@ def outcome(engine: Callable[[onnx.ModelProto, Arrays], Arrays], question: Quest
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--operator", action="append", metavar="NAME", help="only the cases of NAME")
-    parser.add_argument(
-        "--output", type=Path, default=harness.RESULTS / "engines", help="the written files' path, without its suffix"
-    )
+    harness.add_output_options(parser)
     options = parser.parse_args()
     logging.disable()
     warnings.simplefilter("ignore")
@@ -143,7 +141,7 @@ def main() -> None:
             for name, engine in engines.items():
                 of_operator = counts[name].setdefault(question.operator, Counter())
                 of_operator[outcome(engine, question)] += 1
-    report(counts, options.output)
+    report(counts, harness.output_of(options, "engines"))
 
 
 def report(counts: dict[str, dict[str, Counter]], output: Path) -> None:

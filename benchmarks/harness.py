@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import json
 import math
@@ -21,7 +22,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parent / "results"  # what the README shows
+OUTPUT = Path(__file__).parents[1] / "build" / "benchmarks"
 ROUNDS = 3
 CYCLES_TO_ENQUEUE = 100_000  # of a GPU: 50 us, which is more than a call from Python takes
 
@@ -201,6 +203,19 @@ def _version(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return "(not installed)"
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--output", type=Path, help="the files' path, without its suffix (default: in build/benchmarks)"
+    )
+    either.add_argument("--publish", action="store_true", help="for maintainers: to benchmarks/results")
+
+
+def output_of(options: argparse.Namespace, name: str) -> Path:
+    """Where a benchmark of this name writes its files."""
+    return options.output or (RESULTS if options.publish else OUTPUT) / name
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

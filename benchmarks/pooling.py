@@ -1,7 +1,7 @@
 """Pooling beside a plain copy of the same bytes and beside every peer that is installed and can say the same thing.
 
     python benchmarks/pooling.py [--quick] [--compile] [--threads N] [--dtype TYPE] [--backward] [--workload TEXT]
-    python benchmarks/pooling.py --random SEED
+    python benchmarks/pooling.py --random SEED [--output PATH | --publish]
 
 README.md in this folder says what is timed and how to read the tables.
 """
@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import harness
@@ -85,18 +86,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="only copy and ours")
     parser.add_argument("--compile", action="store_true", help="torch.compile too, which takes minutes")
     parser.add_argument("--quick", action="store_true", help="a glance: a few calls each")
-    parser.add_argument("--output", type=Path, help="the written files' path, without its suffix")
+    harness.add_output_options(parser)
     options = parser.parse_args()
     options.seconds = 0.01 if options.quick else 0.3 if options.device == "cpu" else 0.05
-    if options.output is None:
-        direction = "backward" if options.backward else "forward"
-        where = f"threads{options.threads}" if options.device == "cpu" else options.device
-        if options.device == "cpu" and "ATEN_CPU_CAPABILITY" in os.environ:
-            where += f"-{os.environ['ATEN_CPU_CAPABILITY']}"
-        folder = harness.RESULTS
-        if options.random is not None:
-            folder, where = harness.RESULTS.parents[1] / "build", f"{where}-random{options.random}"
-        options.output = folder / f"pooling-{direction}-{options.dtype}-{where}"
+    direction = "backward" if options.backward else "forward"
+    where = f"threads{options.threads}" if options.device == "cpu" else options.device
+    if options.device == "cpu" and "ATEN_CPU_CAPABILITY" in os.environ:
+        where += f"-{os.environ['ATEN_CPU_CAPABILITY']}"
+    if options.random is not None:
+        where += f"-random{options.random}"
+    options.output = harness.output_of(options, f"pooling-{direction}-{options.dtype}-{where}")
     return options
 
 
@@ -397,12 +396,14 @@ def summarise(results: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[s
     for name in names:
         ran = [result for result in results if name in result["over_copy"]]
         ours = [result["over_copy"][OURS] for result in ran if OURS in result["over_copy"]]
+        ratios = [result["over_copy"][name] for result in ran]
         minima = [result["milliseconds"][name]["minimum"] / result["milliseconds"][COPY]["minimum"] for result in ran]
         summary[name] = {
             "workloads": len(ran),
-            "geometric mean": geometric_mean(result["over_copy"][name] for result in ran),
+            "median": median(ratios),
+            "geometric mean": geometric_mean(ratios),
             "of minima": geometric_mean(minima),
-            "worst": max(result["over_copy"][name] for result in ran),
+            "worst": max(ratios),
             "ours on the same": geometric_mean(ours) if ours and not name.startswith(OURS) else None,
         }
     return summary

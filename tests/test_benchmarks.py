@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -28,6 +31,8 @@ def test_pooling(tmp_path):
         assert result["workload"] == workload
         assert not result["absent"]
         assert set(result["over_copy"]) == expected | {"ours", "ours channels_last"}
+        ours = results["summary"]["ours"]
+        assert ours["median"] == result["over_copy"]["ours"] == pytest.approx(ours["geometric mean"])
         assert workload in (tmp_path / "pooling.md").read_text()
         assert (tmp_path / "pooling.png").exists() == (importlib.util.find_spec("matplotlib") is not None)
 
@@ -67,6 +72,20 @@ def test_engines(tmp_path):
     assert set(ours) == {"right"}
     assert 0 < counts["onnxruntime"]["MaxUnpool"]["right"] < ours["right"]
     assert "MaxUnpool" in (tmp_path / "engines.md").read_text()
+
+
+def test_published_tables_are_replaced_only_on_request(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import harness
+
+    parser = argparse.ArgumentParser()
+    harness.add_output_options(parser)
+    for arguments, path in (
+        ([], BENCHMARKS.parent / "build" / "benchmarks" / "table"),
+        (["--output", "elsewhere"], Path("elsewhere")),
+        (["--publish"], BENCHMARKS / "results" / "table"),
+    ):
+        assert harness.output_of(parser.parse_args(arguments), "table") == path
 
 
 def test_case_table():

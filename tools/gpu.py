@@ -1,9 +1,10 @@
 """All that needs an NVIDIA GPU, in one go: `make gpu`. Build, tests, compute-sanitizer, benchmarks; within ten minutes.
 
-python tools/gpu.py [--device cpu] [--minutes N] [--quick] [--only STEP]
+python tools/gpu.py [--device cpu] [--minutes N] [--quick] [--only STEP] [--publish]
 
-Ends with a table, which is written to benchmarks/results/gpu.md and .json beside the benchmarks' own files and plots.
-Whatever fails, the rest is still done; the exit status tells, and build/gpu holds what each step wrote.
+Ends with a table, which is written to build/gpu/gpu.md and .json beside the benchmarks' own files and plots, or with
+--publish to benchmarks/results. Whatever fails, the rest is still done; the exit status tells, and build/gpu holds what
+each step wrote.
 `--device cpu` rehearses where there is no GPU. `--only benchmark --only tests` does these steps with the build that is
 there.
 """
@@ -25,7 +26,6 @@ from typing import NamedTuple
 import torch
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 LOGS = ROOT / "build" / "gpu"
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import harness  # noqa: E402
@@ -146,10 +146,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=9.5, help="what has not been done by then is left out")
     parser.add_argument("--quick", action="store_true", help="a glance: few tests, benchmarks with --quick")
     parser.add_argument("--only", action="append", metavar="STEP", help="only steps with STEP in their names")
+    parser.add_argument("--publish", action="store_true", help="for maintainers: to benchmarks/results")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("torch finds no NVIDIA GPU here; --device cpu rehearses without one")
-    options.folder = RESULTS if options.device == "cuda" else LOGS
+    options.folder = harness.RESULTS if options.publish else LOGS
     LOGS.mkdir(parents=True, exist_ok=True)
 
     since = time.time()
