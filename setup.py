@@ -78,7 +78,11 @@ def torch_folder() -> Path:
     for folder in site_folders():
         if (folder / "torch" / "include" / "torch" / "csrc" / "stable" / "library.h").is_file():
             return folder / "torch"
-    fail("building needs torch >= 2.10 in this environment; install it first, then torch_onnxpool")
+    fail(
+        f"building needs torch >= 2.10 in {sys.prefix}; install it first, then torch_onnxpool. If this is not the "
+        "environment where torch is, the build was isolated from it: --no-build-isolation (pip, uv) or --no-isolation "
+        "(build) turns that off"
+    )
 
 
 def torch_has_cuda(torch: Path) -> bool:

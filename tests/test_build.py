@@ -37,6 +37,14 @@ def test_other_choices_are_refused(variable):
     assert "got yes" in refused.stderr
 
 
+def test_a_missing_torch_is_told_with_the_environment():
+    code = "extensions = setup['extensions']; extensions.__globals__['site_folders'] = lambda: []; extensions()"
+    refused = run(code)
+    assert refused.returncode != 0
+    assert f"building needs torch >= 2.10 in {sys.prefix}; install it first" in refused.stderr
+    assert "--no-build-isolation" in refused.stderr
+
+
 def test_no_kernels_where_none_are_wanted():
     finished = run("print([e.name for e in setup['extensions']()])", TORCH_ONNXPOOL_CUDA="0", CUDA_HOME="/nowhere")
     assert finished.stdout.splitlines()[-1] == "['torch_onnxpool._C']", finished.stderr
