@@ -16,6 +16,7 @@ def test_train_and_export(tmp_path):
     command = [sys.executable, EXAMPLE, "--epochs", "1", "--output", tmp_path]
     finished = subprocess.run(command, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
+    assert "UserWarning" not in finished.stderr, finished.stderr
     for exporter in ("dynamo", "torchscript"):
         assert f"onnxruntime, {exporter} exporter" in finished.stdout
         classifier = verify.Model(tmp_path / f"classifier_{exporter}.onnx")

@@ -26,6 +26,7 @@ def test_tables_are_up_to_date():
 def test_example_runs(example, tmp_path):
     finished = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
+    assert not re.search("(User|Portability)Warning", finished.stderr), finished.stderr  # others are torch's own
 
 
 def test_there_are_examples():
