@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, gradient_blocks<R, P, kSeveralSlices
             }
         }
         Sum slice_weight = 1;
-        if (R::kDivides && problem.axes[0].kernel > 1) {
+        if (R::kDivides && is_inside_of_depth && problem.axes[0].kernel > 1) {  // others may have no data to count
             slice_weight /= static_cast<Sum>(counted_taps(problem.axes[0], slice, divisor));
         }
 
