@@ -66,6 +66,7 @@ WINDOWS = [
     ((1, 2, 40, 48), {"kernel_shape": [31, 31], "pads": [15, 15, 15, 15]}),
     ((1, 16, 33, 30), {"kernel_shape": [16, 12], "strides": [3, 2], "pads": [20, 3, 0, 5], "dilations": [2, 2]}),
     ((1, 1, 100, 90), {"kernel_shape": [64, 3], "strides": [1, 2], "pads": [1, 1, 1, 1]}),
+    ((1, 1, 20, 40), {"kernel_shape": [16, 3], "strides": [500000000, 1]}),
     ((1, 40, 30, 31), {"kernel_shape": [11, 13], "pads": [5, 6, 5, 6]}),
     ((3, 24, 20, 19), {"kernel_shape": [19, 9], "pads": [9, 4, 8, 3]}),
     ((1, 33, 5, 36), {"kernel_shape": [1, 13], "pads": [1, 6, 1, 6]}),
@@ -417,3 +418,12 @@ def test_offsets_beyond_int32(strides, device):
         assert torch.equal(call(case, [x]), call(case, [values]))
         for actual, expected in zip(*(call(case, [t], return_indices=True) for t in (x, values)), strict=True):
             assert torch.equal(actual, expected)
+
+
+def test_paddings_beyond_int32(device):
+    """Rows so far apart that windows begin two gigabytes before the first one."""
+    storage = torch.empty(430_000_000, dtype=torch.int8, device=device)
+    x = storage.as_strided((1, 1, 2, 16), (1, 1, 429_496_700, 1))
+    x.copy_(torch.arange(32, dtype=torch.int8).reshape(x.shape))
+    case = Case("MaxPool", tuple(x.shape), {"kernel_shape": [31, 16], "pads": [15, 1, 15, 1]})
+    assert torch.equal(call(case, [x]), call(case, [x.contiguous()]))

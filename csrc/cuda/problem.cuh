@@ -276,18 +276,21 @@ inline bool is_small(const Call& call) {
         if (padded + reach + static_cast<double>(axis.stride) > limit) return false;
     }
     if (taps > limit) return false;
-    const auto plane_fits = [&](const int64_t* strides, int64_t Axis::* size) {
+    // Offsets are also added to those of the places before a plane where windows, or what they send, begin.
+    const auto plane_fits = [&](const int64_t* strides, int64_t Axis::* size, const auto& before) {
         double reach = 0;
         for (int a = 0; strides && a < geometry.rank; ++a) {
-            reach += static_cast<double>(geometry.axes[a].*size) * static_cast<double>(strides[2 + a]);
+            const Axis& axis = geometry.axes[a];
+            reach += static_cast<double>(axis.*size + before(axis)) * static_cast<double>(strides[2 + a]);
         }
         return reach <= limit;
     };
     for (const Operand& operand : {call.x, call.grad_x, Operand{nullptr, call.index_strides}}) {
-        if (!plane_fits(operand.strides, &Axis::input)) return false;
+        if (!plane_fits(operand.strides, &Axis::input, [](const Axis& axis) { return axis.pad_begin; })) return false;
     }
+    const auto sent_before = [](const Axis& axis) { return (axis.kernel - 1) * axis.dilation; };
     for (const Operand& operand : {call.y, call.indices, call.grad_y}) {
-        if (!plane_fits(operand.strides, &Axis::output)) return false;
+        if (!plane_fits(operand.strides, &Axis::output, sent_before)) return false;
     }
     return true;
 }

@@ -399,6 +399,8 @@ bool choose_separable_tiling(const Call& call, const Problem<Small>& problem, Se
     const auto& columns = problem.axes[2];
     tiling.all_planes = problem.planes(call);
     tiling.planes_innermost = call.channels_innermost;
+    // Of a run, windows behind the last one count as well, which is_small() knows nothing of.
+    if (reach<int64_t>(rows, kRun) > 1 << 30) return false;
 
     const auto inputs_of = [&](int64_t width) { return reach(columns, ceil_div(width, kRun) * kRun); };
     const auto pitch = [&](int64_t planes, int64_t width) {  // rows are in different banks
@@ -460,7 +462,8 @@ bool launch_separable(const Call& call, const Problem<Small>& problem, const Con
     constexpr int short_run = 8;
     if constexpr (kRun > short_run) {
         const bool suits_long_runs = std::all_of(problem.axes + 1, problem.axes + Small::kRank, [&](const auto& axis) {
-            return axis.kernel > (kRun - 1) * axis.stride || axis.kernel <= (short_run - 1) * axis.stride;
+            const int64_t stride = axis.stride;
+            return axis.kernel > (kRun - 1) * stride || axis.kernel <= (short_run - 1) * stride;
         });
         if (!suits_long_runs) return launch_separable<Work, short_run>(call, problem, context);
     }
