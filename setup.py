@@ -96,6 +96,12 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc") or next(packaged, None)
 
 
+def release_of(nvcc: str) -> tuple[int, ...]:
+    text = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+    release = re.search(r"release (\d+)\.(\d+)", text)
+    return tuple(map(int, release.groups())) if release else ()
+
+
 def nvcc_to_use(torch: Path) -> str | None:
     """None where the kernels for GPUs are not wanted; not to find it where they are is an error."""
     if CUDA == "0" or (CUDA == "auto" and not torch_has_cuda(torch)):
@@ -103,9 +109,7 @@ def nvcc_to_use(torch: Path) -> str | None:
     nvcc = find_nvcc()
     problem = "no nvcc was found: not in CUDA_HOME, not on the PATH, not among the packages of this environment"
     if nvcc:
-        text = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
-        release = re.search(r"release (\d+)\.(\d+)", text)
-        if release and tuple(map(int, release.groups())) >= OLDEST_NVCC:
+        if release_of(nvcc) >= OLDEST_NVCC:
             return nvcc
         problem = f"{nvcc} is older than {'.'.join(map(str, OLDEST_NVCC))}"
     if CUDA == "1":
@@ -195,9 +199,11 @@ def cuda_extension(torch: Path, nvcc: str) -> NativeExtension:
         f"-gencode=arch=compute_{intermediate},code=[{','.join(codes)}]"
         for intermediate, codes in cuda_code(architectures).items()
     ]
+    # What an nvcc 12 makes runs on drivers from 525 on, but so compressed from 550 on. An nvcc 13 asks for 580 anyway.
+    compression = ["--compress-mode=size"] if release_of(nvcc) >= (13,) else []
     flags = [
         *(f"-Xcompiler={flag}" for flag in ["-fPIC", *FLAGS]),
-        *("-O3", "-fmad=false", "--expt-relaxed-constexpr", "--compress-mode=size", "--threads=2", *targets),
+        *("-O3", "-fmad=false", "--expt-relaxed-constexpr", *compression, "--threads=2", *targets),
         # Of kernels that ask for more blocks at once than some architectures have threads for: these run what they can.
         "-Xptxas=--disable-warnings",
     ]
