@@ -39,6 +39,8 @@ template <class R>
 constexpr bool is_sum = is_norm<R>;
 template <class T, class A>
 constexpr bool is_sum<Average<T, A>> = true;
+template <class T>
+constexpr bool is_sum<QuantizedGlobalAverage<T>> = true;
 
 // numerator / denominator, to be rounded later: of float64 to float32, where it is good to 2^-39, and of float32, which
 // holds numbers of float16, to float16, where it is good to 2^-22.
