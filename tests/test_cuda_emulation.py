@@ -63,10 +63,11 @@ def test_dividing_by_multiplying(tmp_path):
     assert result.returncode == 0, result.stdout
 
 
-def test_every_kernel_runs_and_is_right(library, tmp_path):
+@pytest.mark.parametrize("backwards", [False, True])
+def test_every_kernel_runs_and_is_right(library, backwards, tmp_path):
     """test_variants.py reaches all kernels in all of their element types."""
     log = tmp_path / "launched"
-    run_tests(library, "test_variants.py", KERNELS_LAUNCHED=str(log))
+    run_tests(library, "test_variants.py", KERNELS_LAUNCHED=str(log), EMULATION_BACKWARDS=str(int(backwards)))
     symbols = subprocess.run(["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True)
     # void onnxpool::cuda::forward_...<...>(long, ...)
     kernels = re.findall(r" (_ZN8onnxpool4cuda\d+(?:forward|backward|combine)_[a-z_]+I\S+Evl\S*)", symbols.stdout)

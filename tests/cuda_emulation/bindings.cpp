@@ -12,8 +12,8 @@ template <class Run>
 auto with_context(Run run) {
     std::vector<std::unique_ptr<char[]>> memory;
     return run(cuda::Context{nullptr, [&](int64_t bytes) {
-                                 memory.push_back(std::make_unique<char[]>(bytes));
-                                 return static_cast<void*>(memory.back().get());
+                                 memory.emplace_back(new char[bytes]);
+                                 return std::memset(memory.back().get(), 0xff, bytes);  // NaN
                              }});
 }
 

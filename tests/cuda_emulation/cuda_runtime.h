@@ -79,12 +79,6 @@ template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask, int = 32) {
     return emulation::from_lane(value, threadIdx.x % 32 ^ static_cast<unsigned>(mask));
 }
-template <class T>
-T __shfl_down_sync(unsigned, T value, unsigned delta, int width = 32) {
-    const unsigned lane = threadIdx.x % 32;
-    const bool inside = lane % width + delta < static_cast<unsigned>(width);
-    return emulation::from_lane(value, inside ? lane + delta : lane);
-}
 
 // The lanes that have the same value.
 template <class T>
@@ -109,12 +103,6 @@ template <class T>
 T atomicMax(T* address, T value) {
     const T before = *address;
     if (value > before) *address = value;
-    return before;
-}
-template <class T>
-T atomicMin(T* address, T value) {
-    const T before = *address;
-    if (value < before) *address = value;
     return before;
 }
 
