@@ -55,6 +55,40 @@ __device__ inline A combine_datum(const R& reduction, const A& accumulator, type
     }
 }
 
+// ---- Sums of 0 ----
+
+// A sum of powers is 0 where all data are, and where their powers have vanished. To know which, all threads look at the
+// data once more, rather than the one that finishes a plane. If a datum is not 0, the smallest normal number takes the
+// place of the sum: it is out of range as well.
+template <class R, class A = typename R::Accumulator>
+__device__ inline bool may_have_vanished(const R& reduction, const A& sum) {
+    if constexpr (may_be_out_of_range<R>) return sum == 0 && !reduction.no_power_vanishes;
+    return false;
+}
+
+template <class R>
+__device__ inline typename R::Accumulator vanished_sum() {
+    return std::numeric_limits<typename R::Accumulator>::min();
+}
+
+template <class T>
+__device__ inline bool is_zero(T element) {
+    return static_cast<comparable_t<T>>(element) == 0;
+}
+
+// What merge_team() gives to a team, of which has_datum() tells whether one of this thread's data is not 0.
+template <class R, class HasDatum, class A = typename R::Accumulator>
+__device__ inline A keep_from_vanishing(const R& reduction, A sum, int team, const HasDatum& has_datum) {
+    if constexpr (may_be_out_of_range<R>) {
+        const bool looks = may_have_vanished(reduction, sum);
+        if (!__any_sync(0xffffffffu, looks)) return sum;
+        uint32_t has_vanished = looks && has_datum();
+        for (int mask = 1; mask < team; mask *= 2) has_vanished |= shuffle_xor(has_vanished, mask);
+        if (has_vanished) return vanished_sum<R>();
+    }
+    return sum;
+}
+
 // ---- What all of these kernels share ----
 
 // The largest power of two up to `limit`, which is 1 or more.
@@ -109,14 +143,20 @@ __device__ inline void write_result(const R& reduction, const Problem<Small>& pr
                                     const Position<Small>& plane, const typename R::Accumulator& accumulator) {
     using T = typename R::Element;
     const T* x = problem.x.template plane<const T>(plane.image, plane.channel);
+    T* y = problem.y.template plane<T>(plane.image, plane.channel);
+    if constexpr (may_be_out_of_range<R>) {
+        if (accumulator == 0) {  // all data are
+            *y = reduction.empty();
+            return;
+        }
+    }
     const auto taps = [&] {
         const int32_t origin[Small::kRank] = {};
         Box<Small> box;
         window_at(problem, origin, box);
         return box;
     };
-    *problem.y.template plane<T>(plane.image, plane.channel) =
-        finish_window(reduction, problem, taps, x, accumulator, planes.size);
+    *y = finish_window(reduction, problem, taps, x, accumulator, planes.size);
     if constexpr (R::kIndexed) {
         *problem.indices.template plane<int64_t>(plane.image, plane.channel) =
             plane.image * problem.flat.image_stride + plane.channel * problem.flat.channel_stride + accumulator.index;
@@ -205,7 +245,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
 
 #pragma unroll
     for (int lane = 1; lane < lanes; ++lane) partial[0] = merge(reduction, partial[0], partial[lane]);
-    Accumulator accumulator = merge_team(reduction, partial[0], kWarpThreads);
+    const auto has_datum = [&] {
+        bool all_are_zero = true;
+#pragma unroll 8
+        for (int32_t i = elements.begin + member; i < end; i += team) all_are_zero &= is_zero(x[i]);
+        return !all_are_zero;
+    };
+    Accumulator accumulator =
+        keep_from_vanishing(reduction, merge_team(reduction, partial[0], kWarpThreads), kWarpThreads, has_datum);
     if (team > kWarpThreads) {  // one team
         Accumulator* warps = shared<Accumulator>();
         if (threadIdx.x % kWarpThreads == 0) warps[threadIdx.x / kWarpThreads] = accumulator;
@@ -297,7 +344,14 @@ __global__ void __launch_bounds__(kThreads, sizeof(typename R::Element) < 4 ? 5 
                 }
             }
         }
-        accumulator = merge_team(reduction, accumulator, packing.team);
+        const auto has_datum = [&] {
+            for (int32_t i = member; plane < count && i < planes.size; i += packing.team) {
+                if (!is_zero(copy[plane * planes.size + i])) return true;
+            }
+            return false;
+        };
+        accumulator =
+            keep_from_vanishing(reduction, merge_team(reduction, accumulator, packing.team), packing.team, has_datum);
         if (plane < count && member == 0) accumulators[plane] = accumulator;
     }
     // Threads side by side write results side by side.
@@ -404,12 +458,39 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
         __syncthreads();
     }
     // Every lane is finished by threads of its own.
-    for (int32_t lane = row; lane < lanes; lane += rows) {
-        if (channel >= channels) break;
-        const auto* of_lane = of_block + lane * kThreads + column;
-        auto accumulator = of_lane[0];
-        for (int32_t i = 1; i < kept_rows; ++i) accumulator = merge(reduction, accumulator, of_lane[i * groups.width]);
-        write_part(reduction, problem, planes, image * channels + channel + lane, part, accumulator);
+    for (int32_t first_lane = 0; first_lane < lanes; first_lane += rows) {
+        const int32_t lane = first_lane + row;
+        const bool finishes = lane < lanes && channel < channels;
+        auto accumulator = reduction.identity();
+        if (finishes) {
+            const auto* of_lane = of_block + lane * kThreads + column;
+            accumulator = of_lane[0];
+            for (int32_t i = 1; i < kept_rows; ++i) {
+                accumulator = merge(reduction, accumulator, of_lane[i * groups.width]);
+            }
+        }
+        if constexpr (may_be_out_of_range<R>) {
+            static_assert(lanes <= kThreads / kWarpThreads);  // of_block is free: there is no next turn
+            const bool looks = finishes && may_have_vanished(reduction, accumulator);
+            if (__syncthreads_or(looks)) {
+                const T* x = problem.x.template plane<const T>(image, channel);
+                uint32_t lanes_with_data = 0;
+#pragma unroll 4
+                for (int32_t number = elements.begin + row; channel < channels && number < end; number += rows) {
+                    T loaded[lanes];
+                    load(x + number * planes.stride, loaded);
+#pragma unroll
+                    for (int l = 0; l < lanes; ++l) lanes_with_data |= (is_zero(loaded[l]) ? 0u : 1u) << l;
+                }
+                auto* of_threads = shared<uint32_t>();
+                of_threads[threadIdx.x] = lanes_with_data;
+                __syncthreads();
+                for (int32_t i = 0; looks && i < rows; ++i) {
+                    if (of_threads[i * groups.width + column] >> lane & 1) accumulator = vanished_sum<R>();
+                }
+            }
+        }
+        if (finishes) write_part(reduction, problem, planes, image * channels + channel + lane, part, accumulator);
     }
 }
 
