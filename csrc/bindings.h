@@ -222,7 +222,7 @@ std::tuple<Tensor, Tensor> forward_with_indices(const Operator& op, const Input&
     return {Y, indices};
 }
 
-// grad_X. `result` is what the derivative looks at besides X: Y, Indices or nothing.
+// grad_X. `result` is what the derivative looks at: Y, Indices or nothing. It looks at X's data only with Y.
 Tensor backward(const Operator& op, const Tensor& grad_Y, const Input& input, const Tensor* result,
                 const PoolAttributes& attributes) {
     const Geometry geometry = resolve_geometry(attributes, span_of(input.shape));
@@ -240,7 +240,7 @@ Tensor backward(const Operator& op, const Tensor& grad_Y, const Input& input, co
 
     Call call(geometry, parameters_of(input, attributes));
     call.channels_innermost = channels_innermost(input.shape, input.strides, grad_X.strides());
-    call.x = read_only(X);
+    if (reads_x) call.x = read_only(X);
     call.grad_y = read_only(grad_Y);
     call.grad_x = writable(grad_X);
     Dimensions flat;

@@ -523,6 +523,61 @@ def test_tangents_beside_indices(device):
     assert torch.equal(indices, torch_onnxpool.max_pool(x, 2, return_indices=True)[1])
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("operator", WINDOWED + GLOBAL)
+def test_what_the_backward_pass_keeps(operator, compiled, device):
+    """Nothing for averages, Indices for maxima, X and Y for norms."""
+    case = Case(operator, (2, 3, 5, 6), {"kernel_shape": [2, 3]} if operator in WINDOWED else {})
+    x = torch.randn(case.shape, device=device, requires_grad=True)
+
+    def function(x):
+        return call(case, [-x])
+
+    if compiled:
+        torch._dynamo.reset()
+        function = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append(saved) or saved, lambda saved: saved):
+        y = function(x)
+    if "Average" in operator:
+        assert kept == []
+    elif "Max" in operator:
+        assert [(saved.shape, saved.dtype) for saved in kept] == [(y.shape, torch.int64)]
+    else:
+        assert all(torch.equal(*pair) for pair in zip(kept, (-x, y), strict=True))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("operator", [operator for operator in WINDOWED + GLOBAL if "Lp" not in operator])
+def test_data_that_nobody_needs_may_change_after_the_forward_pass(operator, compiled, device):
+    case = Case(operator, (2, 3, 5, 6), {"kernel_shape": [2, 3]} if operator in WINDOWED else {})
+    for layout in LAYOUTS:
+        x = arrange(torch.randn(case.shape, device=device), layout)
+        grad = torch.randn_like(call(case, [x]))
+        wanted = gradient(case, x, grad)
+        x.requires_grad_()
+        torch._dynamo.reset()
+        y = (torch.compile(call, backend="aot_eager") if compiled else call)(case, [x])
+        with torch.no_grad():
+            x.fill_(math.nan)
+        (actual,) = torch.autograd.grad(y, x, grad)
+        assert torch.equal(actual, wanted)
+        assert actual.stride() == wanted.stride()
+
+
+def test_gradients_without_data_have_the_layout_of_those_with(device):
+    """Axes of one element make a layout ambiguous: it must be read in the same way."""
+    rng = np.random.default_rng(0)
+    for _ in range(400):
+        order = rng.permutation(rng.integers(3, 6))
+        x = torch.zeros(rng.choice([1, 1, 2, 3], len(order)).tolist(), device=device).permute(*order.tolist())
+        x = x[rng.integers(0, 2) :, ..., :: rng.integers(1, 3)].requires_grad_()
+        y = torch_onnxpool.global_average_pool(x)
+        grad = torch.ones_like(y)
+        with_data = torch.ops.torch_onnxpool.global_average_pool_backward(grad, x)
+        assert torch.autograd.grad(y, x, grad)[0].stride() == with_data.stride(), (x.shape, x.stride())
+
+
 def test_data_changed_after_the_forward_pass_are_noticed(device):
     x = torch.randn(1, 1, 4, device=device, requires_grad=True)
     changed = x * 1

@@ -172,6 +172,18 @@ def test_forward_mode(case, device):
     assert gradgradcheck(lambda x: call(case, [x, indices]), (x,), (grad,), check_fwd_over_rev=True)
 
 
+def test_the_backward_pass_keeps_indices_only(device):
+    x, indices = torch.randn(1, 2, 3, device=device), torch.arange(6, device=device).reshape(1, 2, 3)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append(saved) or saved, lambda saved: saved):
+        y = max_unpool(x.requires_grad_(), indices, 2)
+    assert [saved is indices for saved in kept] == [True]
+    with torch.no_grad():
+        x.fill_(math.nan)
+    grad = torch.randn_like(y)
+    assert torch.equal(torch.autograd.grad(y, x, grad)[0], grad.flatten()[indices])
+
+
 def test_no_graph_where_none_is_wanted(device):
     x, indices = inputs_of(SMALL[0], "float32", device)
     assert not call(SMALL[0], [x, indices]).requires_grad

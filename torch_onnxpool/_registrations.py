@@ -146,11 +146,14 @@ class Operator:
     with_indices: Operator | None = None  # gives Indices, if this one does not
 
     gives_indices: bool = field(init=False)
+    keeps_X: bool = field(init=False)
     forward: NativeOperator = field(init=False)
     backward: NativeOperator = field(init=False)
 
     def __post_init__(self) -> None:
         self.gives_indices = self.name.endswith("_with_indices")
+        # Where the gradient takes its data, or Indices yet to be found in them. Otherwise X may change, or be freed.
+        self.keeps_X = self.gradient_needs == "Y" or self.with_indices is not None
         self.forward = NativeOperator(self.name)
         if self.differentiable:
             self.backward = _backward_of(self.name.removesuffix("_with_indices"))
@@ -161,26 +164,36 @@ class Operator:
 
     def remember(self, ctx: Any, tensors: Sequence[Tensor], result: Any) -> None:
         """Saves what the gradient wants of the forward pass."""
-        if self.gives_indices:
-            kept = (*tensors, result[1])
-            ctx.mark_non_differentiable(result[1])
-            ctx.set_materialize_grads(False)  # torch would fill as many zeros for Indices
-        else:
+        if self.keeps_X:
             kept = (*tensors, result) if self.gradient_needs == "Y" else tensors
-        ctx.save_for_backward(*kept)
+            ctx.save_for_backward(*kept)
+            return
+        X = tensors[0]
+        ctx.shape_and_strides = X.shape, X.stride()
+        if self.gives_indices:
+            indices = result[1]
+            ctx.save_for_backward(indices)
+            ctx.mark_non_differentiable(indices)
+            ctx.set_materialize_grads(False)  # torch would fill as many zeros for Indices
+        elif self.inputs > 1:
+            ctx.save_for_backward(*tensors[1:])
+
+    def recall(self, ctx: Any, grad_Y: Tensor) -> Sequence[Tensor]:
+        """What ``backward`` takes besides grad_Y."""
+        if self.keeps_X:
+            return ctx.saved_tensors
+        return (_stand_in(grad_Y, *ctx.shape_and_strides), *ctx.saved_tensors)
 
     def with_gradient_needs(self, kept: Sequence[Tensor], attributes: dict[str, Any]) -> Sequence[Tensor]:
         """The same where a maximum was computed without Indices."""
-        if 1 + len(kept) < self.backward_inputs:
+        if self.with_indices and 1 + len(kept) < self.backward_inputs:
             return (*kept, dispatch(self.with_indices, (kept[0].detach(),), attributes)[1])
         return kept
 
-    def gradient(self, grad_Y: Tensor | None, *kept: Tensor, **attributes: Any) -> Tensor | None:
-        """grad_X, by the operator of its own that computes it. None stands for zeros."""
-        if grad_Y is None:
-            return None
+    def gradient(self, grad_Y: Tensor, *kept: Tensor, **attributes: Any) -> Tensor:
+        """grad_X, by the operator of its own that computes it."""
         kept = self.with_gradient_needs(kept, attributes)
-        if torch.is_grad_enabled() or forward_ad._current_level >= 0:  # the gradient will itself be differentiated
+        if is_grad_enabled() or forward_ad._current_level >= 0:  # the gradient will itself be differentiated
             return self.backward.call((grad_Y, *kept), attributes)
         return self.backward.compute((grad_Y, *kept), attributes)
 
@@ -447,6 +460,14 @@ def _register_fake_backward(operator: Operator) -> None:
 # ---- Gradients ----
 
 
+def _stand_in(like: Tensor, shape: Sequence, strides: Sequence) -> Tensor:
+    """X where nobody looks at its data, in next to no memory.
+
+    Which strides are 1 is all that results take from X's layout.
+    """
+    return like.new_empty_strided(shape, [1 if _certain(stride == 1) else 0 for stride in strides])
+
+
 def _split(arguments: Sequence, tensor_count: int, keyword_only: dict[str, Any]) -> tuple[Sequence, dict[str, Any]]:
     """The tensors among a schema's arguments, and the attributes: kernel_shape goes by position."""
     attributes = dict(zip(("kernel_shape",), arguments[tensor_count:]))
@@ -489,7 +510,9 @@ class PlainPoolFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_Y, *_):
         operator, attributes, _ = ctx.call
-        grad_X = operator.gradient(grad_Y, *ctx.saved_tensors, **attributes)
+        if grad_Y is None:  # which stands for zeros
+            return (None,) * (1 + operator.inputs)
+        grad_X = operator.gradient(grad_Y, *operator.recall(ctx, grad_Y), **attributes)
         return (None, grad_X, *[None] * (operator.inputs - 1))
 
 
@@ -499,14 +522,15 @@ class PoolFunction(PlainPoolFunction):
     @staticmethod
     def forward(ctx, call: Call, *tensors: Tensor):
         result = PlainPoolFunction.forward(ctx, call, *tensors)
-        ctx.save_for_forward(*ctx.to_save)
+        ctx.save_for_forward(*(ctx.to_save or ()))
         return result
 
     @staticmethod
     @_formula
     def jvp(ctx, tangents, *kept):
         operator, attributes, _ = ctx.call
-        tangent = operator.tangent(tangents[1], *kept, **attributes)
+        X = () if operator.keeps_X else tangents[1:2]  # of X's shape, where nothing looks at its data
+        tangent = operator.tangent(tangents[1], *X, *kept, **attributes)
         return (tangent, None) if operator.gives_indices else tangent
 
 
@@ -632,6 +656,8 @@ def _batched(
             attributes = {**attributes, "output_shape": [batch_size * N, *others]}
     if (is_backward and operator.gradient_needs == "Indices") or operator.name == "max_unpool":
         samples[-1] = _flat_over_all(samples[-1], elements)
+    if is_backward and operator.gradient_needs != "Y":  # then X need not be copied to become flat
+        samples[1] = _stand_in(samples[1], (1, batch_size * shape[0], *shape[1:]), samples[1].stride())
     result = op(*(tensor.flatten(0, 1) for tensor in samples), **attributes)
     if not isinstance(result, tuple):
         return result.unflatten(0, (batch_size, shape[0])), 0
