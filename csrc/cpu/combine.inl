@@ -276,6 +276,17 @@ inline void combine_taps(const Combiner& combiner, const typename Take::Source* 
     }
 }
 
+// What windows look at in memory that those of the row before did not.
+template <class Source>
+struct NewRows {
+    const Source* const* rows = nullptr;  // from their first columns on
+    int64_t count = 0;
+    int64_t begin = 0;    // of the first window in them
+    int64_t columns = 0;  // of a window, the last ones, that the window before did not look at
+    int64_t size = 0;     // of a row,
+    int64_t skip = 0;     // and what lies between its end and the row that will be new in its place
+};
+
 // Windows that look alike, the first of them at rows[0] ... rows[row_count - 1].
 template <class Source>
 struct Windows {
@@ -285,6 +296,7 @@ struct Windows {
     int64_t column_step;
     int64_t count;
     int64_t step;  // from one to the next
+    NewRows<Source> new_rows = {};
 };
 
 // Combines the rows of each column, and then the columns: kRows and kColumns of them, if these are not 0, in vectors of
@@ -293,37 +305,48 @@ template <int kRows, int kColumns, int kCount, class Combiner, class Take, class
 __attribute__((flatten)) inline void combine_windows_of(const Combiner& combiner,
                                                         const Windows<typename Take::Source> windows, int64_t lanes,
                                                         const Take take, const PutOf put_of) {
+    using Source = typename Take::Source;
     constexpr int kKept = std::max(kRows, 1);
-    const typename Take::Source* kept[kKept];
+    const Source* kept[kKept];
     std::copy_n(windows.rows, kKept, kept);
     const int64_t row_count = kRows > 0 ? kRows : windows.row_count;
     const int64_t column_count = kColumns > 0 ? kColumns : windows.column_count;
     const int64_t column_step = windows.column_step, count = windows.count, step = windows.step;
-    using Source = typename Take::Source;
-    constexpr bool is_in_memory = kRows != 1 || !std::is_same_v<Take, AsItIs<Source>>;
-    const int64_t new_rows = row_count == 4 ? 4 : 2;  // four of them are mostly windows of 2x2x2 or 4x1, all new
-    const int64_t ahead = kRows == 1 ? std::max<int64_t>(16384 / sizeof(Source), step) : 4096 / sizeof(Source);
+    // What is new comes from memory and is prefetched: of one row for the next window at least, which may be far away,
+    // of several as much as can be in flight at a time.
+    const NewRows<Source> next = windows.new_rows;  // none in the buffers that rows are combined in
+    constexpr bool can_be_new = kRows != 1 || !std::is_same_v<Take, AsItIs<Source>>;
+    constexpr int kMostPrefetched = 64;
+    const Source* prefetched[kMostPrefetched];
+    int prefetched_count = 0;
+    for (int64_t column = column_count - next.columns; column < column_count; ++column) {
+        for (int64_t row = 0; row < next.count && prefetched_count < kMostPrefetched; ++row) {
+            prefetched[prefetched_count++] = next.rows[row] + column * column_step;
+        }
+    }
+    const int64_t ahead = row_count == 1 ? std::max<int64_t>(16384 / sizeof(Source), step)
+                                         : 8192 / int{sizeof(Source)} / std::max<int64_t>(next.count, 1);
     for (int64_t window = 0; window < count; ++window) {
         const auto put = put_of(window);
         in_whole_vectors<kCount>(lanes, [&](int64_t i, auto n) {
-            // What the window before did not have comes from memory, if it is read in place: the last rows and, in
-            // them, the last columns. It is prefetched; of windows with one row for the next window at least, which may
-            // be far away.
-            const auto column_at = [&](int64_t place, bool is_new) {
+            int64_t place = window * step + i;
+            if (can_be_new && prefetched_count > 0) {
+                int64_t later = next.begin + place + ahead;
+                if (later + (column_count - 1) * column_step >= next.size) later += next.skip;
+                for (int k = 0; k < prefetched_count; ++k) prefetch_lines_to(prefetched[k] + later);
+            }
+            const auto column_at = [&](int64_t first) {
                 const auto element = [&](int64_t row) {
-                    const auto* source = (kRows > 0 ? kept[kRows > 0 ? row : 0] : windows.rows[row]) + place;
-                    if (is_in_memory && is_new && row >= row_count - new_rows) prefetch_line_ahead<0>(source + ahead);
-                    return take(load<n>(source), row);
+                    return take(load<n>((kRows > 0 ? kept[kRows > 0 ? row : 0] : windows.rows[row]) + first), row);
                 };
                 auto sum = element(0);
                 for (int64_t row = 1; row < row_count; ++row) sum = combiner.combine(sum, element(row));
                 return sum;
             };
-            int64_t place = window * step + i;
-            auto sum = column_at(place, true);
+            auto sum = column_at(place);
             for (int64_t column = 1; column < column_count; ++column) {
                 place += column_step;
-                sum = combiner.combine(sum, column_at(place, column * column_step < step));
+                sum = combiner.combine(sum, column_at(place));
             }
             put(i, sum);
         });
@@ -351,6 +374,8 @@ inline void combine_windows(const Combiner& combiner, const Windows<typename Tak
     if (has(1, 3)) return sized(one, three);
     if (has(2, 2)) return sized(two, two);
     if (has(3, 3)) return sized(three, three);
+    if (has(2, 3)) return sized(two, three);
+    if (has(3, 2)) return sized(three, two);
     if (windows.row_count == 1) return sized(one, any);
     sized(any, any);
 }

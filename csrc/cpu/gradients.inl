@@ -209,7 +209,7 @@ public:
           windows_(axis_tables(call)),
           coverings_(covering_tables(call.geometry)),
           rows_in_slice_(rows_of_plane(call.geometry, output_size) / call.geometry.axes[0].output),
-          rows_(sum_, coverings_) {}
+          rows_(sum_, coverings_, false) {}
 
     // The lanes whose rows come next, in their order: what windows send is prepared little by little.
     void set_lanes(const T* grad_y, const int64_t* grad_y_strides, const T* y, const int64_t* y_strides,

@@ -145,15 +145,19 @@ public:
     using T = typename R::Element;
     using Accumulator = typename R::Accumulator;
 
-    // Positions are counted with these strides, where R has any.
-    LaneRows(const R& reduction, std::vector<AxisTable> tables, const int64_t* position_strides = nullptr)
+    // Elements come from memory or are in the caches. Positions are counted with these strides, where R has any.
+    LaneRows(const R& reduction, std::vector<AxisTable> tables, bool come_from_memory,
+             const int64_t* position_strides = nullptr)
         : reduction_(reduction),
           rank_(static_cast<int>(tables.size())),
           tables_(std::move(tables)),
           axis_(tables_.back()),
           divisors_(axis_.output),
           runs_(axis_),
-          new_rows_(ceil_div(elements_per_output_row(tables_), axis_.input)),
+          come_from_memory_(come_from_memory),
+          new_rows_(rank_ > 1 ? window_step(tables_[rank_ - 2]) : 1),
+          new_slices_(rank_ > 2 ? window_step(tables_[rank_ - 3]) : 1),
+          new_columns_(window_step(axis_)),
           columns_overlap_(std::accumulate(axis_.taps.begin(), axis_.taps.end(), int64_t{0},
                                            [](int64_t sum, const Range& taps) { return sum + taps.count; }) >
                            axis_.input),
@@ -219,7 +223,8 @@ public:
                 gather_taps();
                 const auto count = static_cast<int64_t>(elements_.size());
                 const int64_t step = run > 1 ? axis_.taps[output + 1].begin - axis_.taps[output].begin : 0;
-                finish({elements_.data(), count, 1, 0, run, step * x_step}, output, 1, Lift<R>{reduction_}, target);
+                finish({elements_.data(), count, 1, 1, run, step * x_step, new_rows<Lift<R>>(0, 1)}, output, 1,
+                       Lift<R>{reduction_}, target);
             }
         } else {
             taps_[rank_ - 1] = {0, 1, 1};
@@ -256,8 +261,15 @@ private:
         const Range& along = taps_[rank_ - 1];
         const int64_t step = along.step * x_strides_[rank_ - 1];
         elements_.clear();
-        for_each_row<1>(taps_, rank_, {x_strides_}, [&](const int64_t (&offsets)[1], const int64_t*) {
+        new_elements_.clear();
+        const auto is_new = [&](const int64_t* outer, int a, int64_t count) {
+            return a < 0 || outer[a] > taps_[a].begin + (taps_[a].count - 1 - count) * taps_[a].step;
+        };
+        for_each_row<1>(taps_, rank_, {x_strides_}, [&](const int64_t (&offsets)[1], const int64_t* outer) {
             for (int64_t i = 0; i < along.count; ++i) elements_.push_back(x_ + offsets[0] + i * step);
+            if (come_from_memory_ && is_new(outer, rank_ - 2, new_rows_) && is_new(outer, rank_ - 3, new_slices_)) {
+                new_elements_.push_back(elements_.back());
+            }
         });
         if (!is_keyed<R>) return;
         positions_.clear();
@@ -272,6 +284,7 @@ private:
         if (overlapping_) return along_row_of_overlapping(rows, count, x_step, take, target);
         int64_t buffer_end = 0;  // the buffer holds the columns buffer_begin ... buffer_end - 1
         int64_t buffer_begin = 0;
+        int64_t seen = 0;  // columns that windows before looked at
         for (int64_t output = 0; output < axis_.output;) {
             const Range& taps = axis_.taps[output];
             if (divisors_[output] == 0) {
@@ -306,8 +319,12 @@ private:
                     auto& shifted = sources<Take>();
                     shifted.assign(rows, rows + count);
                     for (auto& row : shifted) row += window.begin * x_step;
-                    finish({shifted.data(), count, window.count, window.step * x_step, run, step * x_step}, first,
-                           period, take, target);
+                    const int64_t end = columns_of(first, 1).end;
+                    const int64_t columns = ceil_div(run > 1 ? step : std::max<int64_t>(0, end - seen), window.step);
+                    seen = end + (run - 1) * step;
+                    finish({shifted.data(), count, window.count, window.step * x_step, run, step * x_step,
+                            new_rows<Take>(window.begin, std::min(columns, window.count))},
+                           first, period, take, target);
                 } else {
                     const Accumulator* row = buffer_.data() + (window.begin - buffer_begin) * lanes_;
                     finish({&row, 1, window.count, window.step * lanes_, run, step * lanes_}, first, period,
@@ -338,15 +355,20 @@ private:
     }
 
     // Whether windows of so many rows and columns are computed without a buffer for what rows combine to. One row whose
-    // elements cost nothing to look at, or are looked at once, need not be copied; small windows are read several
-    // times.
+    // elements cost nothing to look at, or are looked at once, need not be copied. Small windows are read several
+    // times: those with few rows in common and, while elements come from memory, all that stay in the first-level cache
+    // and are not converted too often.
     template <class Take>
     bool is_in_place(int64_t rows, int64_t columns) const {
         constexpr bool are_lifted = std::is_same_v<Take, AsItIs<Accumulator>>;
         if (is_keyed<R> && !are_lifted) return false;
         const bool are_expensive = is_norm<R> && !are_lifted;
         if (are_expensive && (columns_overlap_ || rows > new_rows_)) return false;
-        return rows == 1 || (new_rows_ > 1 && rows * columns <= kMostTapsInPlace);
+        const int64_t taps = rows * columns;
+        if (rows == 1 || (new_rows_ > 1 && taps <= kMostTapsInPlace)) return true;
+        if (!come_from_memory_ || taps * lanes_ * int64_t{sizeof(T)} > 2 * kRowBufferBytes) return false;
+        constexpr int64_t most = kMostTapsInPlace / (sizeof(Accumulator) > sizeof(T) ? 2 : 1);  // for a new element
+        return taps <= most * std::min<int64_t>(new_slices_ * new_rows_ * new_columns_, 3);
     }
 
     template <class Take, class Target>
@@ -384,6 +406,19 @@ private:
                 const Accumulator* window = windows_.data() + output * lanes_;
                 finish({&window, 1, 1, 0, 1, 0}, output, 1, AsItIs<Accumulator>(), target);
             }
+        }
+    }
+
+    // What is new in the rows that are gathered, for windows that begin in this column and with so many new ones.
+    template <class Take>
+    NewRows<typename Take::Source> new_rows(int64_t begin, int64_t columns) const {
+        if constexpr (std::is_same_v<Take, AsItIs<Accumulator>>) {
+            return {};
+        } else {
+            const int64_t x_step = x_strides_[rank_ - 1], size = axis_.input * x_step;
+            const int64_t skip = rank_ > 1 ? new_rows_ * x_strides_[rank_ - 2] - size : 0;
+            const auto count = static_cast<int64_t>(new_elements_.size());
+            return {new_elements_.data(), count, begin * x_step, columns, size, skip};
         }
     }
 
@@ -462,8 +497,10 @@ private:
     std::vector<double> divisors_;
     double divided_for_ = -1;
     const RunsOfWindows runs_;
-    const int64_t new_rows_;      // of the input, for each row of the output
-    const bool columns_overlap_;  // those of different windows
+    const bool come_from_memory_;
+    const int64_t new_rows_;                  // of the input, for each row of the output
+    const int64_t new_slices_, new_columns_;  // the same along the axes before and after
+    const bool columns_overlap_;              // those of different windows
     const bool is_separable_;
     const int64_t* const position_strides_;
     OuterAxes<R> outer_axes_;
@@ -477,7 +514,7 @@ private:
     int64_t windows_at_once_ = 0;  // a period apart: how many are written before those between them
 
     Range taps_[kMaxSpatialRank];
-    std::vector<const T*> elements_, shifted_elements_;
+    std::vector<const T*> elements_, new_elements_, shifted_elements_;
     std::vector<const Accumulator*> shifted_accumulators_;
     std::vector<int64_t> positions_;
     Buffer<Accumulator> buffer_, sums_, windows_;
@@ -536,8 +573,8 @@ Results<R> results_of(const R& reduction, const Call& call, typename R::Element*
 }
 
 template <class R>
-LaneRows<R> rows_of_windows(const R& reduction, const Call& call) {
-    return LaneRows<R>(reduction, axis_tables(call), position_strides<R>(call));
+LaneRows<R> rows_of_windows(const R& reduction, const Call& call, bool come_from_memory) {
+    return LaneRows<R>(reduction, axis_tables(call), come_from_memory, position_strides<R>(call));
 }
 
 // Units are blocks of channels of an image, or parts of them: see ChannelBlocks.
@@ -548,7 +585,7 @@ void forward_channel_blocks(const Call& call, int64_t begin, int64_t end) {
     const Geometry& geometry = call.geometry;
     const int64_t y_step = call.y.strides[1 + geometry.rank];
     const std::vector<AxisTable> tables = axis_tables(call);
-    LaneRows<R> rows(reduction, tables, position_strides<R>(call));
+    LaneRows<R> rows(reduction, tables, exceeds_caches<T>(call), position_strides<R>(call));
     const auto blocks = ChannelBlocks::axis_by_axis<typename R::Accumulator>(call, tables);
     const bool streams = is_streamed<T>(call, call.y, blocks.lanes);
     int64_t plane = -1;
@@ -581,7 +618,7 @@ void forward_channels(const Call& call, int64_t begin, int64_t end) {
     const R reduction(call.parameters);
     const int rank = call.geometry.rank;
     const int64_t y_step = call.y.strides[1 + rank];
-    LaneRows<R> rows = rows_of_windows(reduction, call);
+    LaneRows<R> rows = rows_of_windows(reduction, call, exceeds_caches<T>(call));
     const bool streams = is_streamed<T>(call, call.y, lanes_per_row(call));
     std::pair<const T*, int64_t> current{};  // images may overlap in memory: another block may begin there
     RowPosition position(call, begin, output_size);

@@ -98,7 +98,7 @@ void forward_packed(const Call& call, int64_t begin, int64_t end) {
     const R reduction(call.parameters);
     const Geometry& geometry = call.geometry;
     const int64_t lanes = planes_packed_for<R>(geometry);
-    LaneRows<R> rows = rows_of_windows(reduction, call);
+    LaneRows<R> rows = rows_of_windows(reduction, call, false);
 
     int64_t x_strides[kMaxSpatialRank], y_strides[kMaxSpatialRank];
     const int64_t x_size = packed_strides(geometry, lanes, input_size, x_strides);

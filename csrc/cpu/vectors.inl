@@ -161,7 +161,7 @@ constexpr bool kHardwarePrefetchesRuns = ONNXPOOL_VECTOR_BYTES < 64;
 
 // Prefetches the cache line with this element. By default into L2, which can have several times as many misses in
 // flight as L1 has: those of L1 are too few to hide the latency of memory. Zen 4 drops some of what is prefetched while
-// many misses are in flight, but seldom all of several `attempts`.
+// many misses are in flight, but seldom all of several `attempts`; so does Zen 5.
 enum class Cache { kL1, kL2 };
 template <Cache kCache = Cache::kL2, class T>
 ONNXPOOL_PREFETCHING void prefetch_line(const T* element, int attempts) {
@@ -194,6 +194,14 @@ template <int kBytesAhead, Cache kCache = Cache::kL2, class T>
 ONNXPOOL_PREFETCHING void prefetch_line_ahead(const T* source) {
     constexpr int attempts = kCache == Cache::kL2 ? ONNXPOOL_VECTOR_BYTES / 16 : 1;
     prefetch_line<kCache>(source + kBytesAhead / sizeof(T), attempts);
+}
+
+// The same for a loop that comes to `later` in the end: an attempt for its line and, if vectors fill lines, for the
+// three before it, of which those turns attempted theirs.
+template <class T>
+ONNXPOOL_PREFETCHING void prefetch_lines_to(const T* later) {
+    constexpr int64_t line = 64 / sizeof(T);
+    for (int i = 0; i < ONNXPOOL_VECTOR_BYTES / 16; ++i) prefetch_line(later - i * line, 1);
 }
 
 // Stores miss the caches, too: the lines that will be written next are prefetched, or the caches are bypassed.

@@ -425,6 +425,12 @@ inline double outer_factor(const std::vector<AxisTable>& tables, const int64_t* 
 }
 
 // Elements of the input for each row of the output, along the last two axes.
+// By how much windows, but for those at the borders, follow each other; at least 1.
+inline int64_t window_step(const AxisTable& axis) {
+    const int64_t middle = axis.output / 2;
+    return middle == 0 ? axis.input : std::max<int64_t>(1, axis.taps[middle].begin - axis.taps[middle - 1].begin);
+}
+
 inline int64_t elements_per_output_row(const std::vector<AxisTable>& tables) {
     const size_t last = tables.size() - 1;
     return tables[last].input * (last == 0 ? 1 : ceil_div(tables[last - 1].input, tables[last - 1].output));
