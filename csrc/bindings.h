@@ -124,7 +124,7 @@ Dimensions operators_order(Dimensions dimensions, bool channels_last) {
 
 Input checked_input(const Operator& op, const Tensor& X, bool channels_last = false) {
     const std::optional<ElementType> type = element_type(X);
-    check_input(op, type, toString(X.scalar_type()), shape_of(X), channels_last);
+    check_input(op, type, type_name(X), shape_of(X), channels_last);
     return {X, *type, channels_first(X.sizes(), channels_last), channels_first(X.strides(), channels_last)};
 }
 
@@ -135,8 +135,7 @@ void check_operand(const Operator& op, std::string_view name, const Tensor& tens
         refuse(op.name, name, " must have the shape ", span_of(shape), ", got ", name, " of shape ", shape_of(tensor));
     }
     if (tensor.scalar_type() != type) {
-        refuse(op.name, name, " must be of type ", toString(type), ", got ", name, " of type ",
-               toString(tensor.scalar_type()));
+        refuse(op.name, name, " must be of type ", type_name(type), ", got ", name, " of type ", type_name(tensor));
     }
     if (tensor.device() != X.device()) {
         refuse(op.name, name, " must be on the device of X, ", device_name(X), ", got ", name, " on ",
@@ -162,7 +161,7 @@ using Run = decltype(&device::forward);
 
 void run(Run kernel, const Operator& op, const Call& call, const Input& input) {
     if (!kernel(op.reduction, call, input.tensor)) {
-        refuse(op.name, "there is no kernel for X of type ", toString(input.tensor.scalar_type()));
+        refuse(op.name, "there is no kernel for X of type ", type_name(input.tensor));
     }
 }
 
@@ -229,7 +228,7 @@ Tensor backward(const Operator& op, const Tensor& grad_Y, const Input& input, co
     const Dimensions shape = output_shape(geometry);
     const bool indexed = op.reduction == Reduction::kMaxWithIndex;
     const ScalarType type = input.tensor.scalar_type();
-    if (is_byte(input.type)) refuse(op.name, "there is no gradient for X of type ", toString(type));
+    if (is_byte(input.type)) refuse(op.name, "there is no gradient for X of type ", type_name(type));
     check_operand(op, "grad_Y", grad_Y, shape, type, input.tensor);
     if (result) {
         check_operand(op, indexed ? "Indices" : "Y", *result, shape, indexed ? ScalarType::Long : type, input.tensor);
@@ -346,8 +345,7 @@ void check_scalar(const Operator& op, std::string_view name, const Tensor& tenso
         refuse(op.name, name, " must be a scalar or of shape [1], got ", name, " of shape ", shape_of(tensor));
     }
     if (tensor.scalar_type() != type) {
-        refuse(op.name, name, " must be of type ", toString(type), ", got ", name, " of type ",
-               toString(tensor.scalar_type()));
+        refuse(op.name, name, " must be of type ", type_name(type), ", got ", name, " of type ", type_name(tensor));
     }
     if (!tensor.is_cpu() && tensor.device() != X.device()) {
         refuse(op.name, name, " must be on the CPU or on the device of X, ", device_name(X), ", got ", name, " on ",

@@ -123,12 +123,12 @@ const onnxpool::Operator* operator_of(std::string_view name) {
     return nullptr;
 }
 
-// By the name that torch gives it; nothing for types that no operator takes.
+// By its name in Python; nothing for types that no operator takes.
 std::optional<onnxpool::ElementType> element_type_of(std::string_view name) {
     using onnxpool::ElementType;
     constexpr std::pair<std::string_view, ElementType> types[] = {
-        {"Half", ElementType::kFloat16},   {"BFloat16", ElementType::kBFloat16}, {"Float", ElementType::kFloat32},
-        {"Double", ElementType::kFloat64}, {"Char", ElementType::kInt8},         {"Byte", ElementType::kUInt8},
+        {"float16", ElementType::kFloat16}, {"bfloat16", ElementType::kBFloat16}, {"float32", ElementType::kFloat32},
+        {"float64", ElementType::kFloat64}, {"int8", ElementType::kInt8},         {"uint8", ElementType::kUInt8},
     };
     for (const auto& [known, type] : types) {
         if (known == name) return type;

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <algorithm>
+#include <cctype>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "attributes.h"
 #include "element_types.h"
@@ -129,6 +131,31 @@ inline std::optional<ElementType> element_type(const Tensor& tensor) {
             return std::nullopt;
     }
 }
+
+// As Python and ONNX call it. What torch calls the others in C++ differs from that by capitals only.
+inline std::string type_name(ScalarType type) {
+    constexpr std::pair<ScalarType, const char*> names[] = {
+        {ScalarType::Byte, "uint8"},
+        {ScalarType::Char, "int8"},
+        {ScalarType::Short, "int16"},
+        {ScalarType::Int, "int32"},
+        {ScalarType::Long, "int64"},
+        {ScalarType::Half, "float16"},
+        {ScalarType::Float, "float32"},
+        {ScalarType::Double, "float64"},
+        {ScalarType::ComplexHalf, "complex32"},
+        {ScalarType::ComplexFloat, "complex64"},
+        {ScalarType::ComplexDouble, "complex128"},
+    };
+    for (const auto& [known, name] : names) {
+        if (known == type) return name;
+    }
+    std::string name = toString(type);
+    for (char& letter : name) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+    return name;
+}
+
+inline std::string type_name(const Tensor& tensor) { return type_name(tensor.scalar_type()); }
 
 // As torch prints it: "cpu" or "cuda:1".
 inline std::string device_name(const Tensor& tensor) {

@@ -353,8 +353,8 @@ def _empty_like_layout(x: Tensor, shape: Sequence, dtype: torch.dtype) -> Tensor
 
 
 def _type_name(x: Tensor) -> str:
-    """Its element type as C++ says it."""
-    return x.type().rpartition(".")[2].removesuffix("Tensor")
+    """Its element type as C++ says it, too."""
+    return str(x.dtype).removeprefix("torch.")
 
 
 def _check_input(operator: Operator, X: Tensor, channels_last: int = 0) -> None:
@@ -419,7 +419,7 @@ def _fake_unpool(X: Tensor, I: Tensor, kernel_shape: Sequence[int], **attributes
     if I.dim() != X.dim() or any(_certain(a != b) for a, b in zip(I.shape, X.shape)):
         raise ValueError(f"MaxUnpool: I must have the shape {list(X.shape)}, got I of shape {list(I.shape)}")
     if I.dtype != torch.int64:
-        raise ValueError(f"MaxUnpool: I must be of type Long, got I of type {_type_name(I)}")
+        raise ValueError(f"MaxUnpool: I must be of type int64, got I of type {_type_name(I)}")
     if I.device != X.device:
         raise ValueError(f"MaxUnpool: I must be on the device of X, {X.device}, got I on {I.device}")
     return _empty_like_layout(X, shape, X.dtype)
@@ -430,7 +430,7 @@ def _check_scalar(operator: Operator, name: str, scalar: Tensor, X: Tensor) -> N
     if scalar.dim() > 1 or (scalar.dim() == 1 and _certain(scalar.shape[0] != 1)):
         rule = f"must be a scalar or of shape [1], got {name} of shape {list(scalar.shape)}"
     elif scalar.dtype != (torch.float32 if name.endswith("scale") else X.dtype):
-        wanted = "Float" if name.endswith("scale") else _type_name(X)
+        wanted = "float32" if name.endswith("scale") else _type_name(X)
         rule = f"must be of type {wanted}, got {name} of type {_type_name(scalar)}"
     elif scalar.device not in (X.device, torch.device("cpu")):
         rule = f"must be on the CPU or on the device of X, {X.device}, got {name} on {scalar.device}"
