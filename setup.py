@@ -22,6 +22,7 @@ import sys
 import sysconfig
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,6 +97,7 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc") or next(packaged, None)
 
 
+@cache
 def release_of(nvcc: str) -> tuple[int, ...]:
     text = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
     release = re.search(r"release (\d+)\.(\d+)", text)

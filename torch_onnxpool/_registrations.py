@@ -352,15 +352,15 @@ def _empty_like_layout(x: Tensor, shape: Sequence, dtype: torch.dtype) -> Tensor
     return x.new_empty_strided(shape, _dense_strides(shape, channels_last), dtype=dtype)
 
 
-def _type_name(x: Tensor) -> str:
-    """Its element type as C++ says it, too."""
-    return str(x.dtype).removeprefix("torch.")
+def _type_name(dtype: torch.dtype) -> str:
+    """As C++ says it, too."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _check_input(operator: Operator, X: Tensor, channels_last: int = 0) -> None:
     """ValueError for what the C++ side refuses, as far as it is known; of real tensors it sees everything itself."""
     known = [size if isinstance(size, int) else 1 for size in X.shape]
-    _C.check_input(operator.onnx_name, _type_name(X), known, channels_last=bool(channels_last))
+    _C.check_input(operator.onnx_name, _type_name(X.dtype), known, channels_last=bool(channels_last))
 
 
 def _pooled_shape(operator: Operator, shape: Sequence, kernel_shape: Sequence[int] = (), **attributes: Any) -> list:
@@ -419,19 +419,19 @@ def _fake_unpool(X: Tensor, I: Tensor, kernel_shape: Sequence[int], **attributes
     if I.dim() != X.dim() or any(_certain(a != b) for a, b in zip(I.shape, X.shape)):
         raise ValueError(f"MaxUnpool: I must have the shape {list(X.shape)}, got I of shape {list(I.shape)}")
     if I.dtype != torch.int64:
-        raise ValueError(f"MaxUnpool: I must be of type int64, got I of type {_type_name(I)}")
+        raise ValueError(f"MaxUnpool: I must be of type int64, got I of type {_type_name(I.dtype)}")
     if I.device != X.device:
         raise ValueError(f"MaxUnpool: I must be on the device of X, {X.device}, got I on {I.device}")
     return _empty_like_layout(X, shape, X.dtype)
 
 
 def _check_scalar(operator: Operator, name: str, scalar: Tensor, X: Tensor) -> None:
+    wanted = torch.float32 if name.endswith("scale") else X.dtype
     rule = None
     if scalar.dim() > 1 or (scalar.dim() == 1 and _certain(scalar.shape[0] != 1)):
         rule = f"must be a scalar or of shape [1], got {name} of shape {list(scalar.shape)}"
-    elif scalar.dtype != (torch.float32 if name.endswith("scale") else X.dtype):
-        wanted = "float32" if name.endswith("scale") else _type_name(X)
-        rule = f"must be of type {wanted}, got {name} of type {_type_name(scalar)}"
+    elif scalar.dtype != wanted:
+        rule = f"must be of type {_type_name(wanted)}, got {name} of type {_type_name(scalar.dtype)}"
     elif scalar.device not in (X.device, torch.device("cpu")):
         rule = f"must be on the CPU or on the device of X, {X.device}, got {name} on {scalar.device}"
     if rule:

@@ -146,7 +146,7 @@ class Model:
                 "model": self._difference(node, inputs, model_outputs),
                 "random": self._difference(node, drawn, self._run_alone(node, drawn)),
             },
-            ledger_rows=self._ledger_rows(node, values=inputs[0]),
+            ledger_rows=tuple(row.id for row in self._ledger_rows(node, values=inputs[0])),
         )
 
     def _difference(
@@ -189,10 +189,10 @@ class Model:
             return error
         return [values[output.name] for output in graph.output]
 
-    def _ledger_rows(self, node: NodeProto, **known) -> tuple[str, ...]:
-        """The ids of the rows about this onnxruntime; `known` says what is known of X."""
+    def _ledger_rows(self, node: NodeProto, **known) -> tuple[ledger.Row, ...]:
+        """The rows about this onnxruntime; `known` says what is known of X."""
         try:
-            rows = ledger.rows_for(
+            return ledger.rows_for(
                 node,
                 self.opset_version(node),
                 engine=ledger.ONNXRUNTIME,
@@ -200,8 +200,7 @@ class Model:
                 **known,
             )
         except ValueError:  # a node that is not valid, which the comparison reports
-            rows = ()
-        return tuple(row.id for row in rows)
+            return ()
 
     def _known_limits(self, part: ModelProto) -> str:
         """Which rows of the ledger may be why onnxruntime refuses the model, by what shape inference knows."""
@@ -383,9 +382,9 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _seen_by(rows: Iterable[str], *ways: str) -> tuple[str, ...]:
-    """Those of the rows whose difference in onnxruntime can be seen in one of these ways."""
-    return tuple(row for row in rows if set(ways) & set(ledger.row(row).difference(ledger.ONNXRUNTIME).seen_by))
+def _seen_by(rows: Iterable[ledger.Row], *ways: str) -> tuple[str, ...]:
+    """The ids of those whose difference in onnxruntime can be seen in one of these ways."""
+    return tuple(row.id for row in rows if set(ways) & set(row.difference(ledger.ONNXRUNTIME).seen_by))
 
 
 # The elements of the first output where a row of the ledger shows; rows that are not here can show anywhere.
