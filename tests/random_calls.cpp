@@ -102,9 +102,14 @@ std::vector<float> random_values(Random& random, int64_t count) {
     return values;
 }
 
+void add_nan(Random& random, std::vector<float>& values) {
+    for (int64_t left = random.between(1, 3); left > 0; --left) {
+        values[random.between(0, static_cast<int64_t>(values.size()) - 1)] = std::numeric_limits<float>::quiet_NaN();
+    }
+}
+
 template <class T>
-const T kUnwritten =
-    std::is_integral_v<T> ? std::numeric_limits<T>::max() : static_cast<T>(std::numeric_limits<float>::quiet_NaN());
+const T kUnwritten = std::is_integral_v<T> ? std::numeric_limits<T>::max() : static_cast<T>(-1.0f);
 
 bool is_close(int64_t actual, int64_t expected) { return actual == expected; }
 
@@ -113,7 +118,7 @@ template <class T>
 bool is_close(T actual, T expected) {
     const double tolerance = std::is_same_v<T, float> ? 1e-5 : 8e-3;
     const auto a = static_cast<float>(actual), b = static_cast<float>(expected);
-    return a == b || std::abs(a - b) <= tolerance * std::abs(b);
+    return a == b || (a != a && b != b) || std::abs(a - b) <= tolerance * std::abs(b);
 }
 
 class Calls {
@@ -145,6 +150,7 @@ private:
             Shape shape{random_.between(1, 2), channels};
             const int64_t longest[] = {400, has_segments_ ? 120 : 48, has_segments_ ? 24 : 14};
             const int64_t largest = is_wide ? 16 : longest[attributes.rank - 1];
+            const bool keeps_size = random_.once_in(6);
             for (int a = 0; a < attributes.rank; ++a) {
                 const bool is_cut = has_segments_ && a == 0 && random_.once_in(4);  // however large its windows are
                 shape.push_back(random_.between(1, is_cut ? std::max<int64_t>(largest, 80) : largest));
@@ -156,6 +162,14 @@ private:
                     attributes.axes[a].dilation = 1;
                     attributes.axes[a].pad_begin = attributes.axes[a].pad_end = 0;
                     shape.back() = ceil_div(shape.back(), attributes.axes[a].kernel) * attributes.axes[a].kernel;
+                }
+                if (keeps_size) {  // windows at every position
+                    AxisAttributes& axis = attributes.axes[a];
+                    const int64_t reach = (axis.kernel - 1) * axis.dilation,
+                                  before = random_.between(0, axis.kernel - 1);
+                    axis.stride = 1;
+                    axis.pad_begin = random_.once_in(4) ? random_.between(0, reach) : before * axis.dilation;
+                    axis.pad_end = reach - axis.pad_begin;
                 }
                 if (is_global || random_.once_in(10)) attributes.axes[a] = {shape.back(), 1, 1, 0, 0};
                 if (random_.once_in(6)) attributes.axes[a] = {1, 1, 1, 0, 0};
@@ -234,7 +248,8 @@ private:
     template <class R>
     void all_layouts_of(const std::string& name, double p = 2) {
         parameters_.p = p;
-        const std::vector<float> x = random_values(random_, count_elements(shape_of(geometry_, input_size)));
+        std::vector<float> x = random_values(random_, count_elements(shape_of(geometry_, input_size)));
+        if (std::is_floating_point_v<typename R::Element> && random_.once_in(6)) add_nan(random_, x);
         const std::vector<float> grad_y = random_values(random_, count_elements(shape_of(geometry_, output_size)));
         auto expected = compute<R>(name, Layout::kWithGaps, x, grad_y);
         for (const Layout layout : {Layout::kContiguous, Layout::kChannelsLast}) {

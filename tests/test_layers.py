@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
+import math
 import os
 import pickle
 import subprocess
@@ -362,6 +363,38 @@ def test_results_do_not_depend_on_the_number_of_threads(threads, own_fingerprint
 def test_results_do_not_depend_on_the_instruction_set(capability, own_fingerprint):
     result = run_python(PRINT_FINGERPRINT.format(threads=2), ATEN_CPU_CAPABILITY=capability)
     assert result.strip() == own_fingerprint
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("operator", WINDOWED)
+def test_planes_that_keep_their_size_are_the_same_in_both_layouts(operator, seed):
+    """Results and gradients, of NaN and infinities too: kernels for the layouts have little in common."""
+    rng = np.random.default_rng(seed)
+    rank = rng.integers(1, 3)
+    kernel, dilations = rng.integers(1, 8, rank), rng.integers(1, 4, rank)
+    if rng.random() < 0.7:
+        kernel[:] = rng.choice([2, 3, 5])
+    reach = (kernel - 1) * dilations
+    before = np.where(rng.random(rank) < 0.5, kernel // 2, rng.integers(0, kernel)) * dilations
+    attributes = {
+        "kernel_shape": kernel.tolist(),
+        "dilations": dilations.tolist(),
+        "pads": [*before.tolist(), *(reach - before).tolist()],
+    }
+    if operator == "LpPool":
+        attributes["p"] = [1, 2, 3][seed % 3]
+    shape = (2, int(rng.integers(1, 40)), *rng.integers(1, 150 if rank == 1 else 60, rank).tolist())
+    x = torch.from_numpy(rng.standard_normal(shape)).to([torch.float32, torch.float64, torch.bfloat16][seed % 3])
+    for value in (math.nan, math.inf, -math.inf, -0.0) * (seed % 2):
+        x.view(-1)[rng.integers(x.numel())] = value
+    results = []
+    for layout in ("contiguous", "channels_last"):
+        x = arrange(x, layout).detach().requires_grad_()
+        y = call(Case(operator, shape, attributes), [x])
+        (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        results.append((y, gradient))
+    for one, other in zip(*results):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -24,10 +24,11 @@ namespace onnxpool::cpu::ONNXPOOL_ISA {
 #include "rows.inl"              // the results along a row, of combined rows in a buffer
 #include "plane_shares.inl"      // what is prefetched with each row
 #include "flat_rows.inl"         // results along rows that follow each other without a gap
-#include "flat_maxima.inl"       // the same, maxima with Indices
+#include "flat_maxima.inl"       // maxima with Indices along rows that follow each other
 #include "row_maxima.inl"        // results along long rows, maxima of small windows with Indices
 #include "sums_in_order.inl"     // gradients that are complete one after the other
 #include "gradients.inl"         // gradients of averages and norms, by most of these
+#include "flat_planes.inl"       // results and gradients at every position of planes, which follow each other
 #include "index_gradients.inl"   // gradients of maxima
 // Calls that are done by way of others:
 #include "repeated_rows.inl"     // gradients with rows that are alike
@@ -335,6 +336,7 @@ Task plan_forward_of(const Call& call);
 template <class R>
 Task plan_any_windows(const Call& call) {
     using T = typename R::Element;
+    if (const Task task = plan_flat_planes<R>(call); task.run) return task;
     if (const Task task = plan_segments<T, false, plan_forward_of<R>>(call); task.run) return task;
     if constexpr (R::kIndexed) {
         const bool shares_keys = has_shared_keys<T>(call);
@@ -394,6 +396,7 @@ Task plan_sum_gradient(const Call& call) {
     const Geometry& geometry = call.geometry;
     const Axis& last = geometry.axes[geometry.rank - 1];
     const Operand &x = data_of<G>(call), &y = result_of<G>(call);
+    if (const Task task = plan_flat_gradients<G>(call); task.run) return task;
     const int64_t planes = geometry.batch * geometry.channels;
     const double elements = elements_per_row(call, last.input) * static_cast<double>(count_rows(call, input_size));
     const auto task = [&](decltype(Task::run) run, int64_t units) -> Task {
