@@ -15,7 +15,7 @@ bin := $(VENV)/bin
 environment := $(VENV)/.requirements-installed
 package := $(VENV)/.package-installed-$(or $(TORCH_ONNXPOOL_ABI),stable)-cuda-$(or $(TORCH_ONNXPOOL_CUDA),auto)
 native := $(shell find csrc -type f)
-native_tests := $(wildcard tests/*.cpp tests/cuda_emulation/*.h tests/cuda_emulation/*.cpp)
+native_tests := $(wildcard examples/*.cpp tests/*.cpp tests/cuda_emulation/*.h tests/cuda_emulation/*.cpp)
 
 .PHONY: build demo test compatibility bench gpu lint format docs audit clean
 
@@ -64,8 +64,8 @@ docs: $(package)
 
 # One binary for every Python since 3.10 and every torch since 2.10.
 audit: $(package)
-	for library in torch_onnxpool/*.abi3.so; do \
-		$(bin)/abi3audit --strict --summary --assume-minimum-abi3 3.10 "$$library"; \
+	$(bin)/abi3audit --strict --summary --assume-minimum-abi3 3.10 torch_onnxpool/_C.abi3.so
+	for library in torch_onnxpool/lib*.so; do \
 		report=$$($(bin)/torch-abi-audit --check both "$$library"); \
 		echo "$$report"; \
 		grep -q 'Torch ABI: *STABLE' <<< "$$report"; \

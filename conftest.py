@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 
 import pytest
 import torch
+
+from torch_onnxpool import _libraries
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
@@ -14,7 +15,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 torch.backends.cudnn.allow_tf32 = False  # convolutions of float32 that deserve the name
 
 NEEDS_GPU = "needs an NVIDIA GPU, and the package built for it"
-HAS_GPU = torch.cuda.is_available() and importlib.util.find_spec("torch_onnxpool._cuda") is not None
+HAS_GPU = torch.cuda.is_available() and _libraries.CUDA.exists()
 
 
 def pytest_addoption(parser):

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import cache
 from pathlib import Path
@@ -120,12 +121,10 @@ def nvcc_to_use(torch: Path) -> str | None:
     return None
 
 
-def interface_flags(torch: Path) -> list[str]:
-    """Of Python and torch. -isystem: their headers do not warn."""
+def torch_flags(torch: Path) -> list[str]:
+    """-isystem: its headers do not warn."""
     include = torch / "include"
-    flags = [f"-DPy_LIMITED_API={PYTHON_API:#x}"]
-    for folder in (sysconfig.get_paths()["include"], include, include / "torch/csrc/api/include"):
-        flags += ["-isystem", str(folder)]
+    flags = ["-isystem", str(include), "-isystem", str(include / "torch/csrc/api/include")]
     if ABI == "aten":
         return [*flags, "-std=c++20", "-DTORCH_ONNXPOOL_ATEN"]
     return [*flags, "-std=c++17", f"-DTORCH_TARGET_VERSION={TORCH_API}"]
@@ -148,17 +147,23 @@ def units_of(pattern: str, flags: list[str], variant: str) -> list[Unit]:
 
 
 class NativeExtension(Extension):
-    """An extension module with its own compiler, or the environment's if that is None."""
+    """A shared object with its own compiler, or the environment's if that is None: Python's module, or a library of
+    torch's operators, which knows nothing of Python, so that programs without it can load it, too."""
 
-    def __init__(self, name: str, units: list[Unit], compiler: str | None, link_flags: list[str]):
+    def __init__(self, name: str, units: list[Unit], link_flags: Sequence[str] = (), compiler: str | None = None):
         native = [str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.*")]  # all for a source distribution
         super().__init__(name, sorted({unit.source for unit in units}), depends=native, py_limited_api=True)
-        self.units, self.compiler, self.link_flags = units, compiler, link_flags
+        self.units, self.link_flags, self.compiler = units, link_flags, compiler
 
 
-def cpu_extension(torch: Path) -> NativeExtension:
+def module() -> NativeExtension:
+    python = [f"-DPy_LIMITED_API={PYTHON_API:#x}", "-isystem", sysconfig.get_paths()["include"]]
+    return NativeExtension("torch_onnxpool._C", units_of("csrc/module.cpp", [*FLAGS, "-std=c++17", *python], "any"))
+
+
+def cpu_library(torch: Path) -> NativeExtension:
     openmp = ["-fopenmp", "-Wno-unused-parameter"] if ABI == "aten" else []
-    bindings = [*FLAGS, *openmp, *interface_flags(torch)]
+    bindings = [*FLAGS, *openmp, *torch_flags(torch)]
     # GCC takes its own headers' undefined vectors, which are initialised with themselves, for mistakes (PR 105593).
     kernels = [*FLAGS, "-std=c++17", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
     units = []
@@ -167,13 +172,9 @@ def cpu_extension(torch: Path) -> NativeExtension:
     units += units_of("csrc/cpu/kernels.cpp", kernels, "any")
     units += units_of("csrc/cpu/unpool.cpp", kernels, "any")
     units += units_of("csrc/cpu/bindings.cpp", bindings, ABI)
-    units += units_of("csrc/*.cpp", bindings, ABI)
-    return NativeExtension(
-        "torch_onnxpool._C",
-        units,
-        compiler=None,
-        link_flags=[*openmp[:1], f"-L{torch / 'lib'}", "-lc10", "-ltorch", "-ltorch_cpu"],
-    )
+    units += units_of("csrc/ops.cpp", bindings, ABI)
+    link_flags = [*openmp[:1], f"-L{torch / 'lib'}", "-lc10", "-ltorch", "-ltorch_cpu"]
+    return NativeExtension("torch_onnxpool.libtorch_onnxpool", units, link_flags)
 
 
 def cuda_code(architectures: list[str]) -> dict[int, list[str]]:
@@ -193,7 +194,7 @@ def cuda_code(architectures: list[str]) -> dict[int, list[str]]:
     return code
 
 
-def cuda_extension(torch: Path, nvcc: str) -> NativeExtension:
+def cuda_library(torch: Path, nvcc: str) -> NativeExtension:
     """Of what torch has for CUDA, a torch without it has headers but no libraries: those are found when loading."""
     given = os.environ.get("TORCH_ONNXPOOL_CUDA_ARCHITECTURES") or CUDA_ARCHITECTURES
     architectures = re.split(r"[\s,;]+", given.strip())
@@ -211,20 +212,17 @@ def cuda_extension(torch: Path, nvcc: str) -> NativeExtension:
     ]
     kernels = units_of("csrc/cuda/*.cu", [*flags, "-std=c++17"], "any")
     kernels.sort(key=lambda unit: not unit.source.endswith("norm.cu"))  # which takes longest
-    bindings = [*flags, "-DUSE_CUDA", "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE", *interface_flags(torch)]
+    bindings = [*flags, "-DUSE_CUDA", "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE", *torch_flags(torch)]
     if ABI == "aten":
         bindings.append("-Xcompiler=-Wno-unused-parameter")
     return NativeExtension(
-        "torch_onnxpool._cuda",
+        "torch_onnxpool.libtorch_onnxpool_cuda",
+        [*kernels, *units_of("csrc/cuda/*.cpp", bindings, ABI)],
         [
-            *kernels,
-            *units_of("csrc/cuda/*.cpp", bindings, ABI),
-        ],
-        compiler=nvcc,
-        link_flags=[
             *("-cudart=static", f"-L{Path(nvcc).parents[1] / 'lib'}", f"-L{torch / 'lib'}"),
             *("-Xlinker=--no-as-needed", "-lc10", "-ltorch", "-ltorch_cpu"),  # libtorch brings what torch has for CUDA
         ],
+        compiler=nvcc,
     )
 
 
@@ -247,6 +245,10 @@ class Build(build_ext):
     def finalize_options(self) -> None:
         super().finalize_options()
         self.build_temp = str(ROOT / "build" / "objects")  # one that pip leaves alone
+
+    def get_ext_filename(self, fullname: str) -> str:
+        *folders, name = fullname.split(".")
+        return str(Path(*folders, f"{name}.so")) if name.startswith("lib") else super().get_ext_filename(fullname)
 
     def run(self) -> None:
         """A checkout holds one build: nothing is left of an earlier one, which may have had more extensions."""
@@ -289,7 +291,7 @@ class Build(build_ext):
 def extensions() -> list[NativeExtension]:
     torch = torch_folder()
     nvcc = nvcc_to_use(torch)
-    return [cpu_extension(torch)] + ([cuda_extension(torch, nvcc)] if nvcc else [])
+    return [module(), cpu_library(torch)] + ([cuda_library(torch, nvcc)] if nvcc else [])
 
 
 setup(

@@ -1,6 +1,5 @@
-// The Python module torch_onnxpool._C. Importing it registers the operators; its functions let Python ask the C++ side,
-// the owner of the rules and their error texts, about attributes and sizes without a tensor, and write attributes as
-// the text that operators read.
+// The Python module torch_onnxpool._C, free of torch: it lets Python ask the C++ side, the owner of the rules and their
+// error texts, about attributes and sizes without a tensor, and writes attributes as the text that operators read.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 

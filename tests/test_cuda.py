@@ -4,7 +4,6 @@ That the numbers are right on them, is what all other tests say."""
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 
@@ -12,6 +11,8 @@ import pytest
 import torch
 from cases import CASES, UNPOOL_CASES, Case
 from tensors import call, to_tensor
+
+from torch_onnxpool import _libraries
 
 OPS = torch.ops.torch_onnxpool
 on_gpu = pytest.mark.parametrize("device", ["cuda"], indirect=True)
@@ -149,12 +150,12 @@ def test_more_elements_than_32_bits_count(operator, layout, device):
 # --- without a GPU ---------------------------------------------------------------------------------------------------
 
 LOADS_LAZILY = """
-import os, sys
+import ctypes, os
 import torch
-import torch_onnxpool
+from torch_onnxpool import _libraries
 
-sys.setdlopenflags(os.RTLD_LAZY)  # what a torch without CUDA lacks, is not asked for before the first call
-import torch_onnxpool._cuda
+# What a torch without CUDA lacks, is not asked for before the first call.
+ctypes.CDLL(str(_libraries.CUDA), os.RTLD_LAZY)
 
 names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("torch_onnxpool::")]
 assert len(names) > 10
@@ -163,7 +164,7 @@ for name in names:
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch_onnxpool._cuda") is None, reason="built without kernels for GPUs")
+@pytest.mark.skipif(not _libraries.CUDA.exists(), reason="built without kernels for GPUs")
 def test_every_operator_has_kernels_for_gpus():
     finished = subprocess.run([sys.executable, "-c", LOADS_LAZILY], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr

@@ -4,8 +4,6 @@
 the way back. Importing this package loads torch and nothing else.
 """
 
-import importlib.util
-
 import torch
 
 __version__ = "0.1.0"
@@ -67,6 +65,4 @@ __all__ = [
     "qlinear_global_average_pool",
 ]
 
-if torch.version.cuda and importlib.util.find_spec("torch_onnxpool._cuda"):  # it needs what only such a torch has
-    importlib.import_module("torch_onnxpool._cuda")
 _hooks.install()  # torch.onnx.export learns the operators when it is first used

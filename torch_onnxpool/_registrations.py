@@ -24,9 +24,11 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from torch_onnxpool import _C
+from torch_onnxpool import _C, _libraries
 from torch_onnxpool._arguments import fixed, refuse_wrong_types, schema_arguments
 from torch_onnxpool._geometry import WINDOW_ATTRIBUTES, output_sizes, resolve_axes, unpooled_sizes
+
+_libraries.load()
 
 # Under names of their own: each dot costs a call 0.02 us.
 are_functorch_transforms_active = torch._C._are_functorch_transforms_active

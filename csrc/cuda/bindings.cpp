@@ -1,8 +1,5 @@
-// The operators on NVIDIA GPUs: kernels enqueued on torch's current stream. A Python module of its own,
-// torch_onnxpool._cuda, since it can be loaded only by a torch that has CUDA.
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
+// The operators on NVIDIA GPUs: kernels enqueued on torch's current stream. A library of its own, since only a torch
+// that has CUDA can load it.
 #include "../bindings.h"
 
 #include <cuda_runtime_api.h>
@@ -112,9 +109,3 @@ void read(std::initializer_list<Scalar> scalars) {
 }  // namespace onnxpool::device
 
 ONNXPOOL_LIBRARY_IMPL(CUDA, library) { onnxpool::register_operators(library); }
-
-PyMODINIT_FUNC PyInit__cuda() {
-    static PyModuleDef module = {
-        PyModuleDef_HEAD_INIT, "torch_onnxpool._cuda", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
-    return PyModule_Create(&module);
-}
