@@ -42,7 +42,7 @@ _ONNXRUNTIME_TYPES = {"tensor(float)": 1, "tensor(float16)": 6}
 _ONNXRUNTIME_MAXPOOL_TYPES = _ONNXRUNTIME_TYPES | {"tensor(double)": 8, "tensor(int8)": 12, "tensor(uint8)": 12}
 
 
-class Axis(NamedTuple):
+class WrittenAxis(NamedTuple):
     """One axis of a windowed operator, with the pads that are written; `input` is None where the size is not known."""
 
     input: int | None
@@ -106,7 +106,7 @@ class Subject:
         return self.node.spatial_rank
 
     @cached_property
-    def axes(self) -> list[Axis]:
+    def axes(self) -> list[WrittenAxis]:
         """What is known about each axis of the kernel; empty for operators that have none."""
         rank = self.node.spatial_rank
         if rank is None:
@@ -116,9 +116,11 @@ class Subject:
         kernel, strides, dilations, pads = map(self.node.value, ("kernel_shape", "strides", "dilations", "pads"))
         lists = (sizes, kernel, strides, dilations or [1] * rank, pads[:rank], pads[rank:])
         modes = self.node.value("auto_pad"), self.node.value("ceil_mode") or 0
-        return [Axis(*axis, *modes) for axis in zip(*lists, strict=True)]
+        return [WrittenAxis(*axis, *modes) for axis in zip(*lists, strict=True)]
 
-    def any_axis(self, sized: Callable[[Axis], bool], unsized: Callable[[Axis], bool] = lambda axis: True) -> bool:
+    def any_axis(
+        self, sized: Callable[[WrittenAxis], bool], unsized: Callable[[WrittenAxis], bool] = lambda axis: True
+    ) -> bool:
         """Whether it is so on an axis; where the size is not known, whether it can be, as far as the attributes say."""
         return any(unsized(axis) if axis.input is None else sized(axis) for axis in self.axes)
 
@@ -229,21 +231,21 @@ def _in_range(version: str, first: str, last: str) -> bool:
 # --- what the rows ask ---
 
 
-def _overhangs(axis: Axis) -> bool:
+def _overhangs(axis: WrittenAxis) -> bool:
     return axis.reach > axis.padded
 
 
-def _falls_short(axis: Axis) -> bool:
+def _falls_short(axis: WrittenAxis) -> bool:
     """Without a clamp SAME would pad by less than 0; rounded up, there would be one more window, behind the input."""
     return axis.reach < axis.padded
 
 
-def _can_fall_short(axis: Axis) -> bool:
+def _can_fall_short(axis: WrittenAxis) -> bool:
     """For some size of the input, with SAME or where sizes are rounded up."""
     return axis.pad_end + axis.stride > axis.effective_kernel
 
 
-def _has_empty_window(axis: Axis) -> bool:
+def _has_empty_window(axis: WrittenAxis) -> bool:
     """Our own operator knows. Without a long padding or a dilation over the whole input there is no such window."""
     if max(axis.pad_begin, axis.pad_end) < axis.effective_kernel and axis.dilation <= axis.input:
         return False

@@ -18,7 +18,7 @@ class OpsetError(RuntimeError):
     """A model cannot be written in the opset asked for. The text names the node that stands in the way."""
 
 
-class Operator(NamedTuple):
+class OnnxOperator(NamedTuple):
     """An ONNX operator and the number of its outputs that one of ours computes."""
 
     op_type: str
@@ -27,16 +27,16 @@ class Operator(NamedTuple):
 
 
 OPERATORS = {
-    "average_pool": Operator("AveragePool"),
-    "lp_pool": Operator("LpPool"),
-    "max_pool": Operator("MaxPool"),
-    "max_pool_with_indices": Operator("MaxPool", outputs=2),
-    "max_unpool": Operator("MaxUnpool"),
-    "global_average_pool": Operator("GlobalAveragePool"),
-    "global_lp_pool": Operator("GlobalLpPool"),
-    "global_max_pool": Operator("GlobalMaxPool"),
-    "qlinear_average_pool": Operator("QLinearAveragePool", MICROSOFT),
-    "qlinear_global_average_pool": Operator("QLinearGlobalAveragePool", MICROSOFT),
+    "average_pool": OnnxOperator("AveragePool"),
+    "lp_pool": OnnxOperator("LpPool"),
+    "max_pool": OnnxOperator("MaxPool"),
+    "max_pool_with_indices": OnnxOperator("MaxPool", outputs=2),
+    "max_unpool": OnnxOperator("MaxUnpool"),
+    "global_average_pool": OnnxOperator("GlobalAveragePool"),
+    "global_lp_pool": OnnxOperator("GlobalLpPool"),
+    "global_max_pool": OnnxOperator("GlobalMaxPool"),
+    "qlinear_average_pool": OnnxOperator("QLinearAveragePool", MICROSOFT),
+    "qlinear_global_average_pool": OnnxOperator("QLinearGlobalAveragePool", MICROSOFT),
 }
 
 # The layer of an ONNX operator bears the operator's name.
