@@ -190,6 +190,7 @@ public:
     template <int kRows, int kColumns, int kBefore, class Combiner, class Elements, class T, class Finish>
     void compute(const Combiner& combiner, A identity, Elements& elements, int64_t first_unit, int64_t end_unit,
                  T* results, bool streams, const Finish& finish) const {
+        if (first_unit == end_unit) return;  // there need not be a unit that begins here
         const int64_t end = end_unit < units(size_) ? end_unit * kUnit : size_;
         streams &= are_whole_lines(results, kUnit);
         compute_between<kRows, kColumns, kBefore>(combiner, identity, elements, first_unit * kUnit, end, results,
