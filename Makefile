@@ -15,7 +15,7 @@ bin := $(VENV)/bin
 environment := $(VENV)/.requirements-installed
 package := $(VENV)/.package-installed-$(or $(TORCH_ONNXPOOL_ABI),stable)-cuda-$(or $(TORCH_ONNXPOOL_CUDA),auto)
 native := $(shell find csrc -type f)
-native_tests := $(wildcard examples/*.cpp tests/*.cpp tests/cuda_emulation/*.h tests/cuda_emulation/*.cpp)
+native_users := $(wildcard examples/*.cpp tests/*.cpp tests/cuda_emulation/*.h tests/cuda_emulation/*.cpp)
 
 .PHONY: build demo test compatibility bench gpu lint format docs audit clean
 
@@ -52,12 +52,12 @@ gpu: $(if $(GPU_PYTHON),,$(environment))
 lint: $(environment)
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
-	$(bin)/clang-format --dry-run -Werror $(native) $(native_tests)
+	$(bin)/clang-format --dry-run -Werror $(native) $(native_users)
 
 format: $(environment)
 	$(bin)/ruff check --fix .
 	$(bin)/ruff format .
-	$(bin)/clang-format -i $(native) $(native_tests)
+	$(bin)/clang-format -i $(native) $(native_users)
 
 docs: $(package)
 	$(bin)/python tools/readme_tables.py

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
-import sysconfig
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from torch.utils import cpp_extension
+from cuda_emulation.build import COMPILER, TORCH, run
 
 import torch_onnxpool
 
 SOURCE = Path(__file__).parents[1] / "examples" / "serve.cpp"
 PACKAGE = Path(torch_onnxpool.__file__).parent
 
+pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"needs {COMPILER}")
+
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory) -> Path:
     program = tmp_path_factory.mktemp("serve") / "serve"
-    includes = [f"-isystem{folder}" for folder in cpp_extension.include_paths()]
-    libraries = [flag for folder in cpp_extension.library_paths() for flag in (f"-L{folder}", f"-Wl,-rpath,{folder}")]
-    compiler = [*(sysconfig.get_config_var("CXX") or "g++").split(), "-std=c++20", "-O0", "-Wall"]
-    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-    command = [*compiler, abi, *includes, SOURCE, *libraries, "-ltorch", "-ltorch_cpu", "-lc10", "-ldl", "-o", program]
-    finished = subprocess.run(command, capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr
+    include, libraries = TORCH / "include", TORCH / "lib"
+    headers = ["-isystem", str(include), "-isystem", str(include / "torch/csrc/api/include")]
+    linked = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"]
+    run(["-std=c++20", "-O0", "-Wall", *headers, str(SOURCE), *linked, "-o", str(program)])
     return program
 
 

@@ -21,13 +21,11 @@ struct FlatTaps {
     // The windows that cover elements: at the same distances, to the other side.
     FlatTaps of_coverings() const {
         FlatTaps coverings = *this;
-        for (Axis* axis : {&coverings.row_axis, &coverings.column_axis}) {
-            axis->pad_begin = window_reach(*axis) - axis->pad_begin;
-        }
+        for (Axis* axis : {&coverings.row_axis, &coverings.column_axis}) *axis = spread_axis(*axis);
         return coverings;
     }
 
-    static bool can_be_flat(const Geometry& geometry) {
+    static bool are_those_of(const Geometry& geometry) {
         return geometry.rank <= 2 && std::all_of(geometry.axes, geometry.axes + geometry.rank, [](const Axis& axis) {
                    return axis.stride == 1 && axis.output == axis.input && axis.pad_begin >= 0 &&
                           axis.pad_begin % axis.dilation == 0 && taps_before(axis) < axis.kernel;
@@ -47,16 +45,6 @@ inline V lanes_from(V first, V second, int from) {
         const auto lanes = counting<Vector<int64_t, lanes_of<V>>>() + int64_t{from};
         return (V)_mm512_permutex2var_pd((__m512d)first, (__m512i)lanes, (__m512d)second);
     }
-}
-
-// As load(), of these lanes; the others are 0.
-template <int kCount, class T>
-inline auto load_lanes(const T* source, uint64_t lanes) {
-    BitsVector<T, kCount> bits;
-    const auto read = read_lanes<sizeof(bits), sizeof(T)>(source, lanes);
-    static_assert(sizeof(bits) == sizeof(read));
-    std::memcpy(&bits, &read, sizeof(bits));
-    return values_of<T>(bits);
 }
 
 // Maxima of data without NaN, which take one instruction.
@@ -88,8 +76,7 @@ public:
         constexpr int lanes = kLanes<Source>;
         if (looked_at_ < 0) looked_at_ = std::max<int64_t>(0, begin);
         for (; looked_at_ < std::min(end, size_); looked_at_ += lanes) {
-            const int64_t left = std::min<int64_t>(lanes, size_ - looked_at_);
-            if (has_nan(load_lanes<lanes>(x_ + looked_at_, first_lanes(left)))) nan_end_ = looked_at_ + lanes;
+            if (has_nan(load_first<lanes>(x_ + looked_at_, size_ - looked_at_))) nan_end_ = looked_at_ + lanes;
         }
         return begin < nan_end_;
     }
@@ -166,6 +153,7 @@ class FlatPlanes {
 public:
     static constexpr int kCount = kLanes<A>;
     static constexpr int64_t kUnit = 64 * kCount;  // results of a unit, all but the last
+    static constexpr int kMostTaps = 14;           // of both axes
     using V = Vector<A, kCount>;
 
     FlatPlanes(const FlatTaps& taps, int64_t size)
@@ -202,15 +190,15 @@ private:
     using Lanes = uint16_t;  // one bit for each
 
     static constexpr int64_t kTogether = 16;  // vectors of results
-    static constexpr int kMostTaps = 16;      // of an axis
 
     // Planes, or rows, of this size follow each other: which lanes of a vector that begins at a place of one are in the
     // same as what is at this offset from them.
     static Lanes lanes_within(int64_t place, int64_t offset, int64_t size) {
         const int64_t begin = std::max<int64_t>(0, -offset), end = size - std::max<int64_t>(0, offset);
         LanesOf<V> lanes = 0;
-        for (int64_t start = -place; start < kCount; start += size)
+        for (int64_t start = -place; start < kCount; start += size) {
             lanes |= lanes_between<V>(begin + start, end + start);
+        }
         return static_cast<Lanes>(lanes);
     }
 
@@ -302,23 +290,15 @@ private:
         };
         const auto combine_columns = [&](const auto& combiner, V before, V here, V next, int64_t column) {
             const Lanes* const lanes = column_lanes + column * (taps - 1);
-            V sum = kColumns > 0 && kBefore == 0 ? here : nothing;
-            const auto add_before = [&](int tap) {
+            V sum = nothing;
+            for (int tap = 0; tap < taps_before; ++tap) {
                 const V taken = lanes_from(before, here, shifts[tap]);
                 sum = where<V>(lanes[tap], combiner.combine(sum, taken), sum);
-            };
-            const auto add_behind = [&](int tap) {
+            }
+            sum = taps_before == 0 ? here : combiner.combine(sum, here);
+            for (int tap = taps_before + 1; tap < taps; ++tap) {
                 const V taken = lanes_from(here, next, shifts[tap]);
                 sum = where<V>(lanes[tap - 1], combiner.combine(sum, taken), sum);
-            };
-            if constexpr (kColumns > 0) {
-                for_each_of<kBefore>([&](auto tap) { add_before(tap); });
-                if constexpr (kBefore > 0) sum = combiner.combine(sum, here);
-                for_each_of<kColumns - 1 - kBefore>([&](auto tap) { add_behind(kBefore + 1 + tap); });
-            } else {
-                for (int tap = 0; tap < taps_before; ++tap) add_before(tap);
-                sum = combiner.combine(sum, here);
-                for (int tap = taps_before + 1; tap < taps; ++tap) add_behind(tap);
             }
             return sum;
         };
@@ -408,21 +388,6 @@ private:
     std::vector<Lanes> row_lanes_, column_lanes_;  // that have a tap, by place and tap and by column and tap
 };
 
-// The divisors of a plane, and those that a vector may have beyond it.
-template <class A>
-Buffer<A> flat_divisors(const std::vector<AxisTable>& tables, int64_t plane) {
-    Buffer<A> divisors(plane + kLanes<A>);
-    const AxisTable& columns = tables.back();
-    for (int64_t i = 0, row = 0; i < plane; ++row) {
-        const double factor = outer_factor(tables, &row);
-        for (int64_t column = 0; column < columns.output; ++column, ++i) {
-            divisors[i] = static_cast<A>(factor * columns.factors[column]);
-        }
-    }
-    for (int64_t i = plane; i < plane + kLanes<A>; ++i) divisors[i] = divisors[i - plane];
-    return divisors;
-}
-
 inline int64_t count_inputs(const Geometry& geometry) {
     return geometry.batch * geometry.channels * plane_size(geometry, input_size);
 }
@@ -437,7 +402,7 @@ void forward_flat_planes(const Call& call, int64_t begin, int64_t end) {
     const FlatPlanes<A> planes(taps, size);
     ElementsInMemory<R> elements(reduction, static_cast<const T*>(call.x.data), size);
     Buffer<A> divisors;
-    if constexpr (R::kDivides) divisors = flat_divisors<A>(axis_tables(call), taps.plane());
+    if constexpr (R::kDivides) divisors = repeated_divisors<A>(call.geometry, axis_tables(call), taps.plane());
     planes.template compute<kRows, kColumns, kBefore>(
         combiner_of(reduction), reduction.identity(), elements, begin, end, static_cast<T*>(call.y.data),
         exceeds_caches<T>(call), [reduction, divisors = divisors.data()](auto sum, int64_t, int64_t place) {
@@ -487,7 +452,7 @@ void backward_flat_planes(const Call& call, int64_t begin, int64_t end) {
     const FlatTaps taps = FlatTaps(call.geometry).of_coverings();
     const int64_t size = count_inputs(call.geometry), plane = taps.plane();
     const FlatPlanes<A> planes(taps, size);
-    const Buffer<A> divisors = flat_divisors<A>(axis_tables(call), plane);
+    const Buffer<A> divisors = repeated_divisors<A>(call.geometry, axis_tables(call), plane);
     const SentByWindows<G> prepare(gradient, call, divisors.data(), plane);
     PreparedElements<A, SentByWindows<G>> elements(prepare, planes.elements_together(), size);
     const GradientSum<A> sum;
@@ -508,7 +473,7 @@ void backward_flat_planes(const Call& call, int64_t begin, int64_t end) {
 // sums of many taps share what they have in common, and what that saves maxima is worth more from some number on.
 template <class A, class Run>
 Task plan_flat(const Geometry& geometry, const FlatTaps& taps, bool are_maxima, const Run& run) {
-    constexpr int64_t most_positions = 1 << 16, most_taps = 14;
+    constexpr int64_t most_positions = 1 << 16, most_taps = FlatPlanes<A>::kMostTaps;
     const Axis &rows = taps.row_axis, &columns = taps.column_axis;
     const int64_t before = FlatTaps::taps_before(columns), size = count_inputs(geometry);
     const int64_t most_of_axis = are_maxima ? most_taps : 5;
@@ -539,11 +504,11 @@ Task plan_flat(const Geometry& geometry, const FlatTaps& taps, bool are_maxima, 
 template <class R>
 Task plan_flat_planes(const Call& call) {
     // Powers had better be computed once for all rows, and small numbers are shifted by many instructions.
-    constexpr bool can_be_flat = !R::kIndexed && !R::kInOrder && !R::kOfPlanes && !is_keyed<R> && !is_norm<R> &&
+    constexpr bool has_kernels = !R::kIndexed && !R::kInOrder && !R::kOfPlanes && !is_keyed<R> && !is_norm<R> &&
                                  std::is_floating_point_v<typename R::Accumulator>;
-    if constexpr (can_be_flat) {
+    if constexpr (has_kernels) {
         const Geometry& geometry = call.geometry;
-        if (!call.channels_innermost && FlatTaps::can_be_flat(geometry) &&
+        if (!call.channels_innermost && FlatTaps::are_those_of(geometry) &&
             is_contiguous(geometry, call.x, input_size) && is_contiguous(geometry, call.y, output_size)) {
             return plan_flat<typename R::Accumulator>(
                 geometry, FlatTaps(geometry), kMayOverlap<R>,
@@ -559,7 +524,7 @@ Task plan_flat_gradients(const Call& call) {
     const auto are_contiguous = [&](const Operand& first, const Operand& second) {
         return is_contiguous(geometry, first, input_size) && is_contiguous(geometry, second, input_size);
     };
-    if (call.channels_innermost || !FlatTaps::can_be_flat(geometry) || !are_contiguous(call.grad_y, call.grad_x) ||
+    if (call.channels_innermost || !FlatTaps::are_those_of(geometry) || !are_contiguous(call.grad_y, call.grad_x) ||
         !are_contiguous(data_of<G>(call), result_of<G>(call))) {
         return {};
     }

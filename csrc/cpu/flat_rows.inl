@@ -689,6 +689,22 @@ inline bool has_empty_window(const std::vector<AxisTable>& tables) {
     return std::any_of(tables.begin(), tables.end(), [](const AxisTable& table) { return table.has_empty_window(); });
 }
 
+// The divisors of a plane's windows, repeated until there are so many, and as many more as a vector may reach beyond.
+template <class A>
+Buffer<A> repeated_divisors(const Geometry& geometry, const std::vector<AxisTable>& tables, int64_t size) {
+    const int64_t plane = plane_size(geometry, output_size), outputs = tables.back().output;
+    Buffer<A> divisors(std::max(plane, size) + kLanes<A>);
+    const int64_t nothing[kMaxSpatialRank] = {};
+    const auto fill_row = [&](const int64_t* outer, int64_t row, const int64_t (&)[1]) {
+        const double factor = outer_factor(tables, outer);
+        A* target = divisors.data() + row * outputs;
+        for (int64_t o = 0; o < outputs; ++o) target[o] = static_cast<A>(factor * tables.back().factors[o]);
+    };
+    for_each_row_of_plane<1>(geometry, output_size, {nothing}, fill_row);
+    for (size_t i = plane; i < divisors.size(); ++i) divisors[i] = divisors[i - plane];
+    return divisors;
+}
+
 // Units are such groups of rows.
 template <class R>
 void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
@@ -703,19 +719,11 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     FlatRows<R, true> rows(reduction, call, tables, windows.along, together, true);
 
     const bool has_empty = has_empty_window(tables);
-    // The divisors of a plane, repeated until rows that are done together find theirs in one run.
-    const bool any_divisors = R::kDivides || has_empty;
-    const int64_t size = any_divisors ? std::min(plane_rows + together, windows.all) * outputs : 0;
-    Buffer<Accumulator> divisors(size + kLanes<Accumulator>);
-    const int64_t nothing[kMaxSpatialRank] = {};
-    const auto fill_row = [&](const int64_t* outer, int64_t row, const int64_t (&)[1]) {
-        const double factor = outer_factor(tables, outer);
-        Accumulator* target = divisors.data() + row * outputs;
-        for (int64_t o = 0; o < outputs; ++o) target[o] = static_cast<Accumulator>(factor * tables.back().factors[o]);
-    };
-    if (any_divisors) for_each_row_of_plane<1>(geometry, output_size, {nothing}, fill_row);
-    const int64_t plane_size = plane_rows * outputs;
-    for (int64_t i = plane_size; i < size; ++i) divisors[i] = divisors[i - plane_size];
+    Buffer<Accumulator> divisors;  // rows that are done together find theirs in one run
+    if (R::kDivides || has_empty) {
+        divisors =
+            repeated_divisors<Accumulator>(geometry, tables, std::min(plane_rows + together, windows.all) * outputs);
+    }
 
     const auto y_of = [&](int64_t row) {
         return row_of<T>(call.y, RowPosition(call, row, output_size), geometry.rank);
@@ -730,7 +738,7 @@ void forward_flat_rows(const Call& call, int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; ++unit) {
         const auto group = windows.group(unit);
         const auto [first, count] = group;
-        const Accumulator* own = any_divisors ? divisors.data() + first % plane_rows * outputs : nullptr;
+        const Accumulator* own = !divisors.empty() ? divisors.data() + first % plane_rows * outputs : nullptr;
         T* const y = y_of(first);
         const int64_t room = windows.room_behind(group, end) * outputs;
         const Stores stores = !streams                              ? Stores::kPrefetching

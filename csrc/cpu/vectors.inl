@@ -480,19 +480,33 @@ inline auto read_first(const T* source, int64_t count) {
 
 #endif
 
+#if defined(ONNXPOOL_AVX512)
+
+// As load(), of the elements of these lanes; the others are 0.
+template <int kCount, class T>
+inline auto load_lanes(const T* source, uint64_t lanes) {
+    BitsVector<T, kCount> bits;
+    const auto read = read_lanes<sizeof(bits), sizeof(T)>(source, lanes);
+    static_assert(sizeof(bits) <= sizeof(read));
+    std::memcpy(&bits, &read, sizeof(bits));
+    return values_of<T>(bits);
+}
+
+#endif
+
 // As load(), of the first `count` elements; the others are 0.
 template <int kCount, class T>
 inline auto load_first(const T* source, int64_t count) {
-    BitsVector<T, kCount> bits{};
 #if defined(ONNXPOOL_AVX512)
-    const auto read = read_lanes<sizeof(bits), sizeof(T)>(source, first_lanes(count));
-    static_assert(sizeof(bits) <= sizeof(read));
-    std::memcpy(&bits, &read, sizeof(bits));
-#elif defined(ONNXPOOL_FMA)
+    return load_lanes<kCount>(source, first_lanes(count));
+#else
+    BitsVector<T, kCount> bits{};
+#if defined(ONNXPOOL_FMA)
     const auto read = read_first<std::max<int>(sizeof(bits), 16)>(source, count);
     std::memcpy(&bits, &read, sizeof(bits));
 #else
     std::memcpy(&bits, source, count * sizeof(T));
 #endif
     return values_of<T>(bits);
+#endif
 }
