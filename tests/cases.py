@@ -154,6 +154,7 @@ WINDOWS = [
     ("wide rows and strides", (1, 2, 3, 131),
      dict(kernel_shape=[2, 5], strides=[1, 3], dilations=[1, 2], pads=[0, 4, 0, 3])),
     ("long row", (1, 2, 150), dict(kernel_shape=[5], strides=[2], pads=[2, 2])),
+    ("every position of a long row", (1, 2, 300), dict(kernel_shape=[3], pads=[1, 1])),
     ("long row of windows side by side", (1, 1, 400), dict(kernel_shape=[2], strides=[2])),
     ("strides", (2, 3, 7, 8), dict(kernel_shape=[3, 2], strides=[2, 3])),
     ("stride above kernel", (1, 2, 9, 10), dict(kernel_shape=[2, 1], strides=[4, 3])),

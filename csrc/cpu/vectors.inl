@@ -480,19 +480,21 @@ inline auto read_first(const T* source, int64_t count) {
 
 #endif
 
-#if defined(ONNXPOOL_AVX512)
-
-// As load(), of the elements of these lanes; the others are 0.
+// As load(), of the elements of these lanes; the others are 0. Slow where processors have no masks.
 template <int kCount, class T>
-inline auto load_lanes(const T* source, uint64_t lanes) {
-    BitsVector<T, kCount> bits;
+inline auto load_lanes(const T* source, LanesOf<Vector<T, kCount>> lanes) {
+    BitsVector<T, kCount> bits{};
+#if defined(ONNXPOOL_AVX512)
     const auto read = read_lanes<sizeof(bits), sizeof(T)>(source, lanes);
     static_assert(sizeof(bits) <= sizeof(read));
     std::memcpy(&bits, &read, sizeof(bits));
+#else
+    for (int i = 0; i < kCount; ++i) {
+        if (lanes[i] != 0) bits[i] = load_bits<1>(source + i)[0];
+    }
+#endif
     return values_of<T>(bits);
 }
-
-#endif
 
 // As load(), of the first `count` elements; the others are 0.
 template <int kCount, class T>
